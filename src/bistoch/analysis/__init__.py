@@ -1,0 +1,7 @@
+"""Measuring: what turns a plan into a number or a picture."""
+
+from bistoch.analysis.example import planted_tokens as planted_tokens
+from bistoch.analysis.ledger import Ledger as Ledger
+from bistoch.analysis.ledger import read_ledger as read_ledger
+from bistoch.analysis.plot import draw_plans as draw_plans
+from bistoch.analysis.terminal import TerminalPlans as TerminalPlans

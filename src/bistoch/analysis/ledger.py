@@ -1,0 +1,35 @@
+"""The books of a plan: what every row gives and every column receives."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Ledger(NamedTuple):
+    """A plan with its row sums, its column sums, and the sum every column would have in balance."""
+
+    plan: Float[Tensor, "n m"]
+    rows: Float[Tensor, "n"]
+    columns: Float[Tensor, "m"]
+    target: float
+
+
+def read_ledger(name: str, plan: Float[Tensor, "..."]) -> Ledger:
+    """Add up one plan; the target is the mean column sum, n/m when every row sums to one.
+
+    >>> import torch
+    >>> ledger = read_ledger("softmax", torch.tensor([[0.9, 0.1], [0.7, 0.3]]))
+    >>> ledger.columns, ledger.target
+    (tensor([1.6000, 0.4000], dtype=torch.float64), 1.0)
+    """
+    if plan.ndim != 2 or 0 in plan.shape:
+        raise ValueError(
+            f"the plan {name!r} must be one matrix (n, m) with at least one row and column, "
+            f"but its shape is {tuple(plan.shape)}; pick one problem, for example plan[0, 0]"
+        )
+    plan = plan.detach().to("cpu", torch.float64)
+    columns = plan.sum(0)
+    # rounded, so that a target of one is drawn and printed as one
+    return Ledger(plan, plan.sum(1), columns, round(columns.mean().item(), 6))

@@ -1,0 +1,138 @@
+"""Pictures of plans. Functions here take data and return a figure; saving is up to the caller."""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from bistoch.analysis.ledger import Ledger, read_ledger
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+# of the palette of Okabe and Ito, which colour-blind eyes can tell apart
+OVERLOADED, IN_REACH, NEGLECTED = "#d55e00", "#8a8a8a", "#56b4e9"
+INK, RULE = "#222222", "#b8b8b8"
+# one hue from light to dark, read by its lightness alone; an empty cell is paper
+COLOURS = "Blues"
+# columns beyond this share of their target are coloured as overloaded or neglected
+REACH = 0.1
+PER_LINE = 4
+
+# the page, in inches: margins, then the parts of a panel
+LEFT, RIGHT, EDGE, GAP = 0.42, 0.72, 0.06, 0.28
+TITLE, BARS, CAPTION, WIDTH, SIDE, PAD = 0.3, 0.62, 0.3, 2.3, 0.17, 0.05
+
+
+def draw_plans(plans: Mapping[str, Float[Tensor, "n m"]]) -> "matplotlib.figure.Figure":
+    """Plans side by side, each under the bars of its column sums and beside those of its row sums.
+
+    All panels share one scale of colours and one of bars. A dashed line marks the balanced column
+    sum n/m: bars well above it are orange, well below it light blue, close to it grey.
+
+    Args:
+        plans: one matrix per label.
+
+    >>> import torch
+    >>> figure = draw_plans({"even": torch.full((3, 3), 1 / 3), "hard": torch.eye(3)})
+    >>> [axes.get_label() for axes in figure.axes]
+    ['even', 'even columns', 'even rows', 'hard', 'hard columns', 'hard rows', 'scale']
+    """
+    figure_module = _import_matplotlib()
+    if not plans:
+        raise ValueError("draw_plans: plans must hold at least one plan, but it is empty")
+    ledgers = {name: read_ledger(name, plan) for name, plan in plans.items()}
+    # six plans look better as three and three than as four and two
+    lines = math.ceil(len(ledgers) / PER_LINE)
+    per_line = math.ceil(len(ledgers) / lines)
+    n, m = next(iter(ledgers.values())).plan.shape
+    height = min(max(WIDTH * n / m, 0.8), 2 * WIDTH)
+    panel_width, panel_height = WIDTH + PAD + SIDE + GAP, TITLE + BARS + PAD + height + CAPTION
+    page = (LEFT + per_line * panel_width + RIGHT, 2 * EDGE + lines * panel_height)
+    figure = figure_module.Figure(figsize=page)
+
+    def place(left: float, bottom: float, width: float, tall: float, label: str) -> Any:
+        box = (left / page[0], bottom / page[1], width / page[0], tall / page[1])
+        return figure.add_axes(box, label=label)
+
+    heaviest = max(ledger.plan.max().item() for ledger in ledgers.values()) or 1.0
+    tallest = max(ledger.columns.max().item() for ledger in ledgers.values()) or 1.0
+    for number, (name, ledger) in enumerate(ledgers.items()):
+        left = LEFT + (number % per_line) * panel_width
+        bottom = page[1] - EDGE - (1 + number // per_line) * panel_height + CAPTION
+        plan = place(left, bottom, WIDTH, height, name)
+        columns = place(left, bottom + height + PAD, WIDTH, BARS, f"{name} columns")
+        rows = place(left + WIDTH + PAD, bottom, SIDE, height, f"{name} rows")
+        image = _draw_plan(plan, ledger, heaviest)
+        _draw_columns(columns, ledger, tallest)
+        _draw_rows(rows, ledger)
+        columns.set_title(name, fontsize=11, color=INK, pad=5, fontfamily="monospace")
+        if number % per_line == 0:
+            plan.set_ylabel("queries", fontsize=9, color=INK)
+            columns.set_yticks([ledger.target], [f"{ledger.target:.3g}"], fontsize=8, color=INK)
+    scale = place(page[0] - RIGHT + 0.08, bottom, 0.11, min(height, 1.5), "scale")
+    _draw_scale(scale, image)
+    return figure
+
+
+def _import_matplotlib() -> Any:
+    try:
+        import matplotlib.figure
+    except ImportError:
+        raise ImportError(
+            'drawing a picture needs matplotlib; install it with: pip install "bistoch[plot]"'
+        ) from None
+    return matplotlib.figure
+
+
+def _draw_plan(axes: Any, ledger: Ledger, heaviest: float) -> Any:
+    from matplotlib.colors import PowerNorm
+
+    # small weights are many and tell much: the root lifts them off the paper
+    norm = PowerNorm(0.6, vmin=0, vmax=heaviest)
+    image = axes.imshow(ledger.plan.numpy(), cmap=COLOURS, norm=norm, aspect="auto")
+    low, high = ledger.columns.min().item(), ledger.columns.max().item()
+    axes.set_xlabel(f"column sums {low:.2f} to {high:.2f}", fontsize=9, color=INK, labelpad=4)
+    _tidy(axes, keep=("left", "right", "top", "bottom"))
+    return image
+
+
+def _draw_columns(axes: Any, ledger: Ledger, tallest: float) -> None:
+    totals = ledger.columns.tolist()
+    colours = [_bar_colour(total, ledger.target) for total in totals]
+    axes.bar(range(len(totals)), totals, width=0.84, color=colours)
+    axes.axhline(ledger.target, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
+    axes.set(xlim=(-0.5, len(totals) - 0.5), ylim=(0, 1.04 * max(tallest, ledger.target)))
+    _tidy(axes, keep=("bottom",))
+
+
+def _draw_rows(axes: Any, ledger: Ledger) -> None:
+    totals = ledger.rows.tolist()
+    axes.barh(range(len(totals)), totals, height=1.0, color="#cfcfcf")
+    axes.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
+    axes.set(ylim=(len(totals) - 0.5, -0.5), xlim=(0, 1.1 * max(1.0, *totals)))
+    _tidy(axes, keep=("left",))
+
+
+def _bar_colour(total: float, target: float) -> str:
+    if total > (1 + REACH) * target:
+        return OVERLOADED
+    return NEGLECTED if total < (1 - REACH) * target else IN_REACH
+
+
+def _draw_scale(axes: Any, image: Any) -> None:
+    bar = axes.figure.colorbar(image, cax=axes)
+    bar.set_ticks([tick for tick in (0.0, 0.1, 0.25, 0.5, 1.0) if tick <= image.norm.vmax])
+    bar.ax.set_yticklabels([f"{tick:g}" for tick in bar.get_ticks()])
+    bar.ax.tick_params(labelsize=8, length=2, color=RULE, labelcolor=INK)
+    bar.ax.set_title("weight", fontsize=9, color=INK, loc="left", pad=6)
+    bar.outline.set(linewidth=0.6, edgecolor=RULE)
+
+
+def _tidy(axes: Any, keep: tuple[str, ...]) -> None:
+    axes.set(xticks=[], yticks=[])
+    axes.tick_params(length=2, color=RULE)
+    for side, spine in axes.spines.items():
+        spine.set(visible=side in keep, linewidth=0.6, edgecolor=RULE)

@@ -1,0 +1,15 @@
+"""Who computes an operator: a name is one backend and never falls back to another."""
+
+from collections.abc import Sequence
+
+from bistoch.functional._inputs import check_choice
+
+
+class BackendUnavailableError(RuntimeError):
+    """A backend was asked for by name and cannot run here."""
+
+
+def choose_backend(operator: str, backend: str, offered: Sequence[str], *, auto: str) -> str:
+    """Turn the user's word into an offered backend; `auto` is what "auto" stands for."""
+    check_choice(operator, "backend", backend, ("auto", *offered))
+    return auto if backend == "auto" else backend

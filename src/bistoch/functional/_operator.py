@@ -1,0 +1,97 @@
+"""One row of the OPERATORS table, and its textual form "name(option=value, ...)"."""
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+# what a call brings, as opposed to what an operator is set up with
+CALL_ARGUMENTS = frozenset(
+    {"query", "key", "value", "mask", "query_mask", "key_mask", "column_mass", "generator"}
+)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A way to turn queries and keys into a plan and apply it to values: two functions of one law.
+
+    `attention(q, k, v) == plan(q, k) @ v`, and what both promise:
+
+    * rows_exact: rows of real queries sum to one after any number of iterations;
+    * columns: "free", pulled ("elastic"), equal in the limit of many iterations ("limit"), or
+      equal always for as many queries as keys ("exact");
+    * differentiable: query and key receive the exact gradient;
+    * causal: a row depends on no other row, so that a causal mask hides the future;
+    * order_free: permuting keys with values, or queries with results, changes nothing else.
+    """
+
+    name: str
+    attention: Callable[..., Tensor]
+    plan: Callable[..., Tensor]
+    backends: tuple[str, ...]
+    rows_exact: bool
+    columns: Literal["free", "elastic", "limit", "exact"]
+    differentiable: bool
+    causal: bool
+    order_free: bool
+    source: str
+
+    def options(self) -> dict[str, Any]:
+        """The options of this operator with their defaults.
+
+        >>> import bistoch
+        >>> bistoch.OPERATORS["softmax"].options()
+        {'eps': 1.0, 'scale': None}
+        """
+        parameters = inspect.signature(self.attention).parameters.values()
+        return {p.name: p.default for p in parameters if p.name not in CALL_ARGUMENTS}
+
+
+def parse_operator(text: str, operators: Mapping[str, Operator]) -> tuple[Operator, dict[str, Any]]:
+    """Read "elastic" or "elastic(lam=0.5, iters=5)" as a row of the table and its options.
+
+    Options are Python literals; nothing is evaluated.
+
+    >>> import bistoch
+    >>> row, options = parse_operator("elastic(lam=0.5)", bistoch.OPERATORS)
+    >>> row.name, options
+    ('elastic', {'lam': 0.5})
+    """
+    name, options = _read_call(text)
+    if name not in operators:
+        known = ", ".join(operators)
+        raise ValueError(f"operator: unknown name {name!r} in {text!r}; known are {known}")
+    return operators[name], options
+
+
+def check_options(name: str, options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Refuse an option that an operator does not have."""
+    for option in options:
+        if option not in known:
+            raise TypeError(
+                f"{name}: unknown option {option!r}; it takes {', '.join(known) or 'no options'}"
+            )
+
+
+def _read_call(text: str) -> tuple[str, dict[str, Any]]:
+    if not isinstance(text, str):
+        raise TypeError(f"operator: must be text such as 'elastic(lam=0.5)', but it is {text!r}")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        if isinstance(tree, ast.Name):
+            return tree.id, {}
+        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and not tree.args:
+            words = {word.arg: ast.literal_eval(word.value) for word in tree.keywords}
+            options = {name: value for name, value in words.items() if name is not None}
+            # **options have no name, and a repeated name would hide the first value
+            if len(options) == len(tree.keywords):
+                return tree.func.id, options
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        pass
+    raise ValueError(
+        f"operator: cannot read {text!r}; write a name with literal options, "
+        'for example "elastic(lam=0.5, iters=5)"'
+    )

@@ -1,0 +1,321 @@
+"""The public functions of the elastic family: check, choose a backend, compute."""
+
+import warnings
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from bistoch.functional import _inputs
+from bistoch.functional._backend import choose_backend
+from bistoch.functional._inputs import Mask, Option
+from bistoch.functional.elastic import reference, streaming
+from bistoch.functional.elastic.pose import Options, flatten, pose, working_dtype
+from bistoch.functional.elastic.problem import (
+    Problem,
+    Solution,
+    dense_scores,
+    no_values,
+    row_softmax,
+)
+
+_SOLVERS = {"reference": reference.solve, "streaming": streaming.solve}
+
+BACKENDS = tuple(_SOLVERS)
+
+# the column error below which a run without a tolerance of its own is called converged
+CONVERGED = 1e-3
+
+
+class ConvergenceWarning(UserWarning):
+    """The column error is still above the tolerance after the allowed iterations."""
+
+
+class Potentials(NamedTuple):
+    """The log factors of a plan, `P = exp(S + row + column)`, and how well it is balanced.
+
+    A query without any key to see has row potential minus infinity, a key that no query may see
+    has column potential minus infinity; all others are finite. `column` is the per-key bias that
+    turns `scaled_dot_product_attention` into this operator. `error` bounds the largest relative
+    column error at `lam = 1`, and measures the distance from the fixed point for any `lam`.
+    `converged` says that it is at most `tol` (1e-3 when no `tol` was given).
+    """
+
+    row: Float[Tensor, "*b n"]
+    column: Float[Tensor, "*b m"]
+    iterations: Int[Tensor, "*b"]
+    error: Float[Tensor, "*b"]
+    converged: Bool[Tensor, "*b"]
+
+
+def elastic_attention(
+    query: Float[Tensor, "*#b n d"],
+    key: Float[Tensor, "*#b m d"],
+    value: Float[Tensor, "*#b m e"],
+    *,
+    lam: Option = 1.0,
+    eps: Option = 1.0,
+    omega: Option = 1.0,
+    iters: int = 10,
+    tol: float | None = None,
+    mask: Mask | None = None,
+    query_mask: Bool[Tensor, "..."] | None = None,
+    key_mask: Bool[Tensor, "..."] | None = None,
+    column_mass: Float[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> Float[Tensor, "*b n e"]:
+    """Attend with a plan whose rows sum to one and whose columns are pulled towards equal mass.
+
+        P = softmax_row(S + g),   S = q k^T * scale / eps + bias,   result = P v
+        g <- (1 - omega) g + omega lam (log b - LSE_i(S + f)),   f = -LSE_j(S + g)
+
+    Args:
+        query, key, value: tokens, laid out as for `scaled_dot_product_attention`; the leading axes
+            (batch, heads) broadcast. Half precision is computed in float32 and returned as it came.
+        lam: elasticity in [0, 1]: 0 is softmax, 1 is doubly stochastic. A number, or a tensor that
+            broadcasts to the leading axes (for example one entry per head); differentiable.
+        eps: temperature; small is sharp. A number or a tensor, like `lam`.
+        omega: step of the column update in (0, 2); 1 is plain, above 1 over-relaxes.
+        iters: iterations, each one row and one column step.
+        tol: stop each problem once its column error is at most this; a warning says when `iters`
+            did not reach it.
+        mask: boolean (True = may attend) or a float bias added to the scores.
+        query_mask, key_mask: True where the token is real. A padded query puts no mass on any key
+            and returns zeros; a padded key has weight zero.
+        column_mass: what the columns should sum to; only ratios matter, since the rows fix the
+            total. By default every real key gets the same.
+        scale: factor of the dot products, by default `1/sqrt(d)`.
+        backend: "auto", "reference" (readable, keeps n x m) or "streaming" (memory linear in
+            n + m).
+
+    >>> import torch, bistoch
+    >>> q, k, v = torch.randn(3, 2, 8, 5, 4).unbind()
+    >>> bistoch.elastic_attention(q, k, v, lam=0.5).shape
+    torch.Size([2, 8, 5, 4])
+
+    Reference: Chizat, Peyre, Schmitzer, Vialard, Scaling algorithms for unbalanced transport, 2016.
+    """
+    options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
+    return _attend("elastic_attention", query, key, value, options, backend)
+
+
+def elastic_plan(
+    query: Float[Tensor, "*#b n d"],
+    key: Float[Tensor, "*#b m d"],
+    *,
+    lam: Option = 1.0,
+    eps: Option = 1.0,
+    omega: Option = 1.0,
+    iters: int = 10,
+    tol: float | None = None,
+    mask: Mask | None = None,
+    query_mask: Bool[Tensor, "..."] | None = None,
+    key_mask: Bool[Tensor, "..."] | None = None,
+    column_mass: Float[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> Float[Tensor, "*b n m"]:
+    """The plan of `elastic_attention` as a matrix, to look at: rows sum to one, columns lean to b.
+
+        P = exp(S + f + g)
+
+    Arguments are those of `elastic_attention`.
+
+    >>> import torch, bistoch
+    >>> q, k = torch.randn(2, 5, 4).unbind()
+    >>> plan = bistoch.elastic_plan(q, k, lam=1.0, iters=100)
+    >>> [bool(torch.allclose(plan.sum(axis), torch.ones(5), atol=1e-4)) for axis in (-1, -2)]
+    [True, True]
+    """
+    options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
+    return _plan("elastic_plan", query, key, options, backend)
+
+
+def elastic_potentials(
+    query: Float[Tensor, "*#b n d"],
+    key: Float[Tensor, "*#b m d"],
+    *,
+    lam: Option = 1.0,
+    eps: Option = 1.0,
+    omega: Option = 1.0,
+    iters: int = 10,
+    tol: float | None = None,
+    mask: Mask | None = None,
+    query_mask: Bool[Tensor, "..."] | None = None,
+    key_mask: Bool[Tensor, "..."] | None = None,
+    column_mass: Float[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> Potentials:
+    """The log row and column factors of the plan of `elastic_attention`, with its column error.
+
+        P = exp(S + row + column)
+
+    Arguments are those of `elastic_attention`. Potentials keep the working precision: float32 for
+    half precision tokens.
+
+    >>> import torch, bistoch
+    >>> q, k = torch.randn(2, 5, 4).unbind()
+    >>> found = bistoch.elastic_potentials(q, k, iters=1000, tol=1e-4)
+    >>> bool(found.converged), found.column.shape
+    (True, torch.Size([5]))
+    """
+    operator = "elastic_potentials"
+    options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
+    batch = _inputs.check_tokens(operator, query, key)
+    problem = pose(operator, batch, query, key, options)
+    found = _solve(operator, problem, no_values(problem), backend)
+    return Potentials(
+        row=found.row.reshape(*batch, query.shape[-2]),
+        column=found.column.reshape(*batch, key.shape[-2]),
+        iterations=found.iterations.reshape(batch),
+        error=found.error.reshape(batch),
+        converged=(found.error <= (CONVERGED if tol is None else tol)).reshape(batch),
+    )
+
+
+def sinkhorn_attention(
+    query: Float[Tensor, "*#b n d"],
+    key: Float[Tensor, "*#b m d"],
+    value: Float[Tensor, "*#b m e"],
+    *,
+    eps: Option = 1.0,
+    omega: Option = 1.0,
+    iters: int = 10,
+    tol: float | None = None,
+    mask: Mask | None = None,
+    query_mask: Bool[Tensor, "..."] | None = None,
+    key_mask: Bool[Tensor, "..."] | None = None,
+    column_mass: Float[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> Float[Tensor, "*b n e"]:
+    """Attend with a doubly stochastic plan: the balanced end, `lam = 1`, of `elastic_attention`.
+
+        P = diag(u) exp(S) diag(w),   rows sum to one, columns to b in the limit of many iterations
+
+    Arguments are those of `elastic_attention`.
+
+    >>> import torch, bistoch
+    >>> q, k, v = torch.randn(3, 8, 5, 4).unbind()
+    >>> mean = bistoch.sinkhorn_attention(q, k, v, iters=100).mean(-2)
+    >>> bool(torch.allclose(mean, v.mean(-2), atol=1e-5))
+    True
+
+    Reference: Sander, Ablin, Blondel, Peyre, Sinkformers, AISTATS 2022.
+    """
+    options = Options(1.0, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
+    return _attend("sinkhorn_attention", query, key, value, options, backend)
+
+
+def sinkhorn_plan(
+    query: Float[Tensor, "*#b n d"],
+    key: Float[Tensor, "*#b m d"],
+    *,
+    eps: Option = 1.0,
+    omega: Option = 1.0,
+    iters: int = 10,
+    tol: float | None = None,
+    mask: Mask | None = None,
+    query_mask: Bool[Tensor, "..."] | None = None,
+    key_mask: Bool[Tensor, "..."] | None = None,
+    column_mass: Float[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> Float[Tensor, "*b n m"]:
+    """The doubly stochastic plan of `sinkhorn_attention` as a matrix.
+
+    Arguments are those of `elastic_attention`.
+
+    >>> import torch, bistoch
+    >>> q, k = torch.randn(2, 6, 4).unbind()
+    >>> bistoch.sinkhorn_plan(q, k, iters=200).sum(-2).sub(1).abs().max().item() < 1e-5
+    True
+    """
+    options = Options(1.0, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
+    return _plan("sinkhorn_plan", query, key, options, backend)
+
+
+def balance(
+    scores: Float[Tensor, "*b n m"],
+    *,
+    lam: Option = 1.0,
+    eps: Option = 1.0,
+    omega: Option = 1.0,
+    iters: int = 10,
+    tol: float | None = None,
+    mask: Mask | None = None,
+    query_mask: Bool[Tensor, "..."] | None = None,
+    key_mask: Bool[Tensor, "..."] | None = None,
+    column_mass: Float[Tensor, "..."] | None = None,
+    backend: str = "auto",
+) -> Float[Tensor, "*b n m"]:
+    """A plan from a score matrix you already have: rows sum to one, columns lean to equal mass.
+
+        P = softmax_row(S + g),   S = scores / eps + bias
+
+    Other arguments are those of `elastic_attention`. Any number of leading axes is worked on at
+    once: a hundred thousand 4 x 4 matrices are one call.
+
+    >>> import torch, bistoch
+    >>> plan = bistoch.balance(torch.randn(1000, 4, 4), iters=50)
+    >>> plan.sum(-2).sub(1).abs().max().item() < 1e-3
+    True
+    """
+    operator = "balance"
+    _inputs.check_floating(operator, "scores", scores, axes="(*b, n, m)", rank=2)
+    batch = scores.shape[:-2]
+    _inputs.check_eps(operator, eps, batch)
+    if mask is not None:
+        _inputs.check_mask(operator, mask, scores.shape, scores.device)
+    work = scores.to(working_dtype(scores.dtype))
+    work = work / (eps.to(work.dtype)[..., None, None] if isinstance(eps, Tensor) else eps)
+    if mask is not None:
+        is_bool = mask.dtype == torch.bool
+        work = work.masked_fill(~mask, -torch.inf) if is_bool else work + mask.to(work.dtype)
+    # scores that exist already are a bias between tokens without features
+    query, key = (work.new_empty(*batch, size, 0) for size in scores.shape[-2:])
+    options = Options(lam, 1.0, omega, iters, tol, work, query_mask, key_mask, column_mass, None)
+    problem = pose(operator, batch, query, key, options)
+    return _dense(operator, problem, batch, backend).to(scores.dtype)
+
+
+def _attend(
+    operator: str, query: Tensor, key: Tensor, value: Tensor, options: Options, backend: str
+) -> Tensor:
+    batch = _inputs.check_tokens(operator, query, key, value)
+    problem = pose(operator, batch, query, key, options)
+    output = _solve(operator, problem, flatten(value, batch), backend).output
+    return output.reshape(*batch, *output.shape[1:]).to(query.dtype)
+
+
+def _plan(operator: str, query: Tensor, key: Tensor, options: Options, backend: str) -> Tensor:
+    batch = _inputs.check_tokens(operator, query, key)
+    problem = pose(operator, batch, query, key, options)
+    return _dense(operator, problem, batch, backend).to(query.dtype)
+
+
+def _dense(operator: str, problem: Problem, batch: torch.Size, backend: str) -> Tensor:
+    found = _solve(operator, problem, no_values(problem), backend)
+    with torch.autocast(problem.query.device.type, enabled=False):
+        plan = row_softmax(dense_scores(problem) + found.column[:, None, :])
+    return plan.reshape(*batch, *plan.shape[1:])
+
+
+def _solve(operator: str, problem: Problem, value: Tensor, backend: str) -> Solution:
+    """Hand a problem to its backend; say so if a wanted tolerance was not reached."""
+    chosen = choose_backend(operator, backend, BACKENDS, auto="streaming")
+    with torch.autocast(problem.query.device.type, enabled=False):
+        found = _SOLVERS[chosen](problem, value)
+    if problem.tol is not None and not torch.compiler.is_compiling() and len(found.error):
+        worst = found.error.max().item()
+        if worst > problem.tol:
+            warnings.warn(
+                f"{operator}: the column error is {worst:.3g} after iters={problem.iters}, above "
+                f"tol={problem.tol:g}; raise iters, raise eps, or lower lam",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+    return found

@@ -1,0 +1,128 @@
+"""From what a user passed to a checked `Problem` with one leading axis."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bistoch.functional import _inputs
+from bistoch.functional._inputs import Mask, Option
+from bistoch.functional.elastic.problem import Problem
+
+
+class Options(NamedTuple):
+    """Everything a user may say about a problem beside its tokens, not yet checked."""
+
+    lam: Option
+    eps: Option
+    omega: Option
+    iters: int
+    tol: float | None
+    mask: Mask | None
+    query_mask: Tensor | None
+    key_mask: Tensor | None
+    column_mass: Tensor | None
+    scale: float | None
+
+
+def pose(operator: str, batch: torch.Size, query: Tensor, key: Tensor, options: Options) -> Problem:
+    """Check every option and flatten the leading axes of tokens that were checked already."""
+    n, m, device = query.shape[-2], key.shape[-2], query.device
+    size = math.prod(batch)
+    mask, query_mask, key_mask = options.mask, options.query_mask, options.key_mask
+    if mask is not None:
+        _inputs.check_mask(operator, mask, (*batch, n, m), device)
+    if query_mask is not None:
+        _inputs.check_padding(operator, "query_mask", query_mask, (*batch, n), device)
+        query_mask = query_mask.expand(*batch, n).reshape(size, n)
+    if key_mask is not None:
+        _inputs.check_padding(operator, "key_mask", key_mask, (*batch, m), device)
+        key_mask = key_mask.expand(*batch, m).reshape(size, m)
+    if options.column_mass is not None:
+        _inputs.check_column_mass(operator, options.column_mass, (*batch, m), device)
+    _inputs.check_lam(operator, options.lam, batch)
+    _inputs.check_eps(operator, options.eps, batch)
+    _inputs.check_omega(operator, options.omega, batch)
+    _inputs.check_count(operator, "iters", options.iters)
+    _inputs.check_tol(operator, options.tol)
+    _inputs.check_scale(operator, options.scale)
+
+    query, key = flatten(query, batch), flatten(key, batch)
+    scale = options.scale
+    if scale is None:
+        scale = 1 / math.sqrt(max(query.shape[-1], 1))
+    mask, mask_index = _share_mask(mask, batch, query)
+    return Problem(
+        query=query,
+        key=key,
+        mask=mask,
+        mask_index=mask_index,
+        query_mask=query_mask,
+        key_mask=key_mask,
+        sharpness=_per_problem(scale / options.eps, batch, query),
+        lam=_per_problem(options.lam, batch, query),
+        omega=_per_problem(options.omega, batch, query),
+        log_mass=_log_mass(options.column_mass, batch, query, key, query_mask, key_mask),
+        iters=options.iters,
+        tol=options.tol,
+    )
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision inside: float64 stays, everything shorter becomes float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def flatten(tokens: Tensor, batch: torch.Size) -> Float[Tensor, "B length features"]:
+    """Tokens in working precision with one leading axis instead of many."""
+    tokens = tokens.to(working_dtype(tokens.dtype))
+    length, features = tokens.shape[-2:]
+    return tokens.expand(*batch, length, features).reshape(math.prod(batch), length, features)
+
+
+def _share_mask(
+    mask: Mask | None, batch: torch.Size, like: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """A mask keeps its own size; the index says which problem uses which of its matrices."""
+    if mask is None:
+        return None, None
+    mask = mask[(None,) * (len(batch) + 2 - mask.ndim)]
+    own = mask.shape[:-2]
+    count = math.prod(own)
+    index = torch.arange(count, device=like.device).reshape(own)
+    mask = mask.reshape(count, *mask.shape[-2:])
+    mask = mask if mask.dtype == torch.bool else mask.to(like.dtype)
+    return mask, index.expand(batch).reshape(-1)
+
+
+def _per_problem(option: Option, batch: torch.Size, like: Tensor) -> Float[Tensor, "B"]:
+    if isinstance(option, Tensor):
+        return option.to(like).expand(batch).reshape(-1)
+    return like.new_full((len(like),), option)
+
+
+def _log_mass(
+    mass: Tensor | None,
+    batch: torch.Size,
+    query: Tensor,
+    key: Tensor,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+) -> Float[Tensor, "B m"]:
+    """The log of the column targets, scaled to sum to the number of real queries.
+
+    The scale is invisible in the plan; with the right one the potentials do not drift.
+    """
+    size, n, m = len(query), query.shape[1], key.shape[1]
+    if mass is None:
+        log_mass = query.new_zeros(size, m)
+    else:
+        log_mass = mass.to(query.dtype).log().expand(*batch, m).reshape(size, m)
+    queries = query.new_full((size,), n) if query_mask is None else query_mask.sum(-1)
+    offered = log_mass if key_mask is None else log_mass.masked_fill(~key_mask, -torch.inf)
+    offered = offered.exp().sum(-1)
+    # a problem without a real query or key has no columns to balance
+    wanted = queries.clamp_min(1).to(query.dtype) / torch.where(offered > 0, offered, 1)
+    return log_mass + wanted.log()[:, None]

@@ -1,0 +1,102 @@
+"""The question that every backend of the elastic family answers, and the mathematics they share."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+class Problem(NamedTuple):
+    """A checked balancing problem whose leading axes are flattened into one, called B.
+
+    The scores are `S = sharpness * query @ key.T + mask`, minus infinity where attention is
+    forbidden. A matrix of scores that already exists arrives as a float mask beside tokens
+    without features.
+    """
+
+    query: Float[Tensor, "B n d"]
+    key: Float[Tensor, "B m d"]
+    # boolean (True = may attend) or a float bias; each of its last two axes may have size one
+    mask: Bool[Tensor, "M #n #m"] | Float[Tensor, "M #n #m"] | None
+    # which of the M masks each of the B problems uses
+    mask_index: Int[Tensor, "B"] | None
+    query_mask: Bool[Tensor, "B n"] | None
+    key_mask: Bool[Tensor, "B m"] | None
+    sharpness: Float[Tensor, "B"]
+    lam: Float[Tensor, "B"]
+    omega: Float[Tensor, "B"]
+    log_mass: Float[Tensor, "B m"]
+    iters: int
+    tol: float | None
+
+
+class Solution(NamedTuple):
+    """What a backend finds: the plan applied to the values, and the potentials that make the plan.
+
+    The potential of a query that may see no key, or of a key that no query may see, is minus
+    infinity; all others are finite.
+    """
+
+    output: Float[Tensor, "B n e"]
+    row: Float[Tensor, "B n"]
+    column: Float[Tensor, "B m"]
+    error: Float[Tensor, "B"]
+    iterations: Int[Tensor, "B"]
+
+
+def dense_scores(problem: Problem) -> Float[Tensor, "B n m"]:
+    """The whole score matrix of every problem."""
+    scores = (problem.query * problem.sharpness[:, None, None]) @ problem.key.mT
+    mask = None if problem.mask is None else problem.mask[problem.mask_index]
+    return forbid(scores, mask, problem.query_mask, problem.key_mask)
+
+
+def forbid(
+    scores: Float[Tensor, "B r m"],
+    mask: Tensor | None,
+    query_mask: Bool[Tensor, "B r"] | None,
+    key_mask: Bool[Tensor, "B m"] | None,
+) -> Float[Tensor, "B r m"]:
+    """Add the bias and put minus infinity wherever a query may not see a key."""
+    if mask is not None:
+        if mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        else:
+            scores = scores + mask
+    if key_mask is not None:
+        scores = scores.masked_fill(~key_mask[:, None, :], -torch.inf)
+    if query_mask is not None:
+        scores = scores.masked_fill(~query_mask[:, :, None], -torch.inf)
+    return scores
+
+
+def row_softmax(scores: Float[Tensor, "B r m"]) -> Float[Tensor, "B r m"]:
+    """Rows that sum to one, or are zero where nothing is allowed.
+
+    This is `exp(S + f)` without the rounding of f, which matters for large scores.
+    """
+    if scores.shape[-1] == 0:
+        return scores.exp()
+    dead = (scores == -torch.inf).all(-1, keepdim=True)
+    return scores.masked_fill(dead, 0).softmax(-1).masked_fill(dead, 0)
+
+
+def no_values(problem: Problem) -> Float[Tensor, "B m 0"]:
+    """Values without features, for whoever wants only the potentials."""
+    return problem.key[..., :0]
+
+
+def spread(residual: Float[Tensor, "B m"], live: Bool[Tensor, "B m"] | None) -> Float[Tensor, "B"]:
+    """How far the live entries lie apart: zero exactly at a fixed point, up to a constant.
+
+    The residual of the column step is `lam * h - g`. At `lam = 1` it is `-log(colsum / b)`, which
+    has both signs, so its spread bounds the largest relative column error.
+    """
+    if residual.shape[-1] == 0:
+        return residual.new_zeros(residual.shape[0])
+    highest, lowest = residual, residual
+    if live is not None:
+        highest = residual.masked_fill(~live, -torch.inf)
+        lowest = residual.masked_fill(~live, torch.inf)
+    return (highest.amax(-1) - lowest.amin(-1)).clamp_min(0)

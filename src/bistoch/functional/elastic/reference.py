@@ -1,0 +1,83 @@
+"""The specification: the elastic iteration as readable log-domain torch, with autograd.
+
+Every other backend must agree with this file. It keeps whole score matrices, one per iteration when
+gradients are wanted, so it is for reading, for checking, and for second derivatives.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bistoch.functional.elastic.problem import (
+    Problem,
+    Solution,
+    dense_scores,
+    row_softmax,
+    spread,
+)
+
+
+def solve(problem: Problem, value: Float[Tensor, "B m e"]) -> Solution:
+    """Iterate row and column steps, end on a row step, and apply the plan to the values."""
+    scores = dense_scores(problem)
+    lam, omega = problem.lam[:, None], problem.omega[:, None]
+    column = torch.zeros_like(problem.log_mass)
+    running = torch.ones_like(problem.lam, dtype=torch.bool)
+    iterations = torch.zeros_like(problem.lam, dtype=torch.int64)
+
+    # potentials stay finite in here, zero where no pair is allowed: what is forbidden is minus
+    # infinity in the scores, and only there
+    for _ in range(problem.iters):
+        row = row_step(scores, column)
+        residual = lam * column_step(scores, row, problem.log_mass) - column
+        if problem.tol is not None:
+            running = running & (spread(residual, live_columns(scores)) > problem.tol)
+            if not torch.compiler.is_compiling() and not bool(running.any()):
+                break
+        column = torch.where(running[:, None], column + omega * residual, column)
+        iterations = iterations + running
+
+    row = row_step(scores, column)
+    residual = lam * column_step(scores, row, problem.log_mass) - column
+    plan = row_softmax(scores + column[:, None, :])
+    live = live_columns(scores)
+    return Solution(
+        output=plan @ value,
+        row=row.masked_fill((scores == -torch.inf).all(-1), -torch.inf),
+        column=column.masked_fill(~live, -torch.inf),
+        error=spread(residual, live).detach(),
+        iterations=iterations,
+    )
+
+
+def row_step(scores: Float[Tensor, "B n m"], column: Float[Tensor, "B m"]) -> Float[Tensor, "B n"]:
+    """`f_i = -LSE_j (S_ij + g_j)`: every row of `exp(S + f + g)` sums to one."""
+    total = logsumexp(scores + column[:, None, :], -1)
+    return torch.where(total == -torch.inf, 0, -total)
+
+
+def column_step(
+    scores: Float[Tensor, "B n m"], row: Float[Tensor, "B n"], log_mass: Float[Tensor, "B m"]
+) -> Float[Tensor, "B m"]:
+    """`h_j = log b_j - LSE_i (S_ij + f_i)`: with g = h every column would sum to b."""
+    total = logsumexp(scores + row[:, :, None], -2)
+    return torch.where(total == -torch.inf, 0, log_mass - total)
+
+
+def live_columns(scores: Float[Tensor, "B n m"]) -> Tensor:
+    """Keys that at least one query may see."""
+    return (scores > -torch.inf).any(-2)
+
+
+def logsumexp(x: Float[Tensor, "B n m"], dim: int) -> Tensor:
+    """The log of a sum of exponentials: minus infinity, with zero gradient, if no term is finite.
+
+    torch.logsumexp has the same values but a NaN gradient there.
+    """
+    if x.shape[dim] == 0:
+        return x.sum(dim) - torch.inf
+    peak = x.detach().amax(dim, keepdim=True)
+    peak = peak.masked_fill(peak == -torch.inf, 0)
+    total = (x - peak).exp().sum(dim)
+    empty = total == 0
+    return torch.where(empty, -torch.inf, total.masked_fill(empty, 1).log() + peak.squeeze(dim))

@@ -1,0 +1,97 @@
+"""The elastic operator in tiles of rows: portable torch with memory linear in n + m, both ways.
+
+Scores are computed again, tile by tile, in every pass; nothing of size n x m exists for all rows.
+The gradient is the exact one of the iterations that ran: the forward keeps the row potential f and
+the column totals of each, O(iters (n + m)), and `gradient.py` replays them.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bistoch.functional.elastic.gradient import backward
+from bistoch.functional.elastic.operator import History, register
+from bistoch.functional.elastic.problem import Problem, Solution, row_softmax, spread
+from bistoch.functional.elastic.tiles import Part, parts
+
+
+def _forward(problem: Problem, value: Tensor, solution: Solution, history: History | None) -> None:
+    for part in parts(problem):
+        some = part.batch
+        kept = None if history is None else History(*(field[some] for field in history))
+        column, solution.iterations[some] = _iterate(part, kept)
+        _finish(part, value[some], column, Solution(*(field[some] for field in solution)))
+
+
+def _iterate(part: Part, history: History | None) -> tuple[Tensor, Tensor]:
+    problem = part.problem
+    column = torch.zeros_like(problem.log_mass)
+    running = torch.ones_like(problem.lam, dtype=torch.bool)
+    iterations = torch.zeros_like(problem.lam, dtype=torch.int64)
+    for t in range(problem.iters):
+        totals = _Totals.none(column)
+        for rows, scores in part.tiles():
+            row = _row_step(scores, column)
+            totals = totals.add(scores + row[:, :, None])
+            if history is not None:
+                history.row[:, t, rows] = row
+        if history is not None:
+            history.peak[:, t], history.log_total[:, t] = totals.peak, totals.log_total()
+        residual = problem.lam[:, None] * totals.column_step(problem.log_mass) - column
+        if problem.tol is not None:
+            running &= spread(residual, totals.live()) > problem.tol
+            if not running.any():
+                break
+        column = torch.where(running[:, None], column + problem.omega[:, None] * residual, column)
+        iterations += running
+    return column, iterations
+
+
+class _Totals(NamedTuple):
+    """Sums over the rows so far of exponentials, per column: exp(peak) * total."""
+
+    peak: Tensor
+    total: Tensor
+
+    @classmethod
+    def none(cls, column: Tensor) -> "_Totals":
+        # a column without any term keeps the lowest finite peak, so that no inf - inf can arise
+        return cls(torch.full_like(column, torch.finfo(column.dtype).min), torch.zeros_like(column))
+
+    def add(self, logs: Tensor) -> "_Totals":
+        peak = torch.maximum(self.peak, logs.amax(-2))
+        total = self.total * (self.peak - peak).exp() + (logs - peak[:, None, :]).exp().sum(-2)
+        return _Totals(peak, total)
+
+    def live(self) -> Tensor:
+        return self.total > 0
+
+    def log_total(self) -> Tensor:
+        return torch.where(self.live(), self.total, 1).log()
+
+    def column_step(self, log_mass: Tensor) -> Tensor:
+        """`h = log b - LSE_i(S + f)`, zero for a column that nobody may see."""
+        return torch.where(self.live(), log_mass - (self.peak + self.log_total()), 0)
+
+
+def _row_step(scores: Tensor, column: Tensor) -> Tensor:
+    total = torch.logsumexp(scores + column[:, None, :], -1)
+    return torch.where(total == -torch.inf, 0, -total)
+
+
+def _finish(part: Part, value: Tensor, column: Tensor, solution: Solution) -> None:
+    """Take the last row step and write all that the same tiles can give."""
+    problem = part.problem
+    totals = _Totals.none(column)
+    for rows, scores in part.tiles():
+        row = _row_step(scores, column)
+        solution.row[:, rows] = row.masked_fill((scores == -torch.inf).all(-1), -torch.inf)
+        solution.output[:, rows] = row_softmax(scores + column[:, None, :]) @ value
+        totals = totals.add(scores + row[:, :, None])
+    residual = problem.lam[:, None] * totals.column_step(problem.log_mass) - column
+    solution.column.copy_(column.masked_fill(~totals.live(), -torch.inf))
+    solution.error.copy_(spread(residual, totals.live()))
+
+
+solve = register("elastic_streaming", _forward, backward)

@@ -1,0 +1,57 @@
+"""Random plans near a permutation: balanced scores with Gumbel noise."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from bistoch.functional import _inputs
+from bistoch.functional._inputs import Mask, Option
+from bistoch.functional.elastic import balance
+
+
+def gumbel_balance(
+    scores: Float[Tensor, "*b n m"],
+    *,
+    generator: torch.Generator | None = None,
+    noise: float = 1.0,
+    lam: Option = 1.0,
+    eps: Option = 1.0,
+    omega: Option = 1.0,
+    iters: int = 20,
+    tol: float | None = None,
+    mask: Mask | None = None,
+    query_mask: Bool[Tensor, "..."] | None = None,
+    key_mask: Bool[Tensor, "..."] | None = None,
+    column_mass: Float[Tensor, "..."] | None = None,
+    backend: str = "auto",
+) -> Float[Tensor, "*b n m"]:
+    """A random balanced plan: `balance` of scores with Gumbel noise, differentiable in the scores.
+
+        P = balance((scores + noise * G) / eps),   G_ij = -log(-log(U_ij))
+
+    As eps -> 0 the plan is a random permutation; better scores make it likelier.
+
+    Args:
+        scores: score matrices.
+        generator: where the noise comes from; the same generator state gives the same plan.
+        noise: size of the noise, 0 for none.
+        other arguments: those of `balance`.
+
+    >>> import torch, bistoch
+    >>> scores, seed = torch.zeros(3, 3), lambda: torch.Generator().manual_seed(0)
+    >>> first, second = (bistoch.gumbel_balance(scores, generator=seed()) for _ in range(2))
+    >>> bool(torch.equal(first, second))
+    True
+
+    Reference: Mena, Belanger, Linderman, Snoek, Gumbel-Sinkhorn, ICLR 2018.
+    """
+    _inputs.check_floating("gumbel_balance", "scores", scores, axes="(*b, n, m)", rank=2)
+    _inputs.check_noise("gumbel_balance", noise)
+    # drawn in float32 at least: half precision cannot tell uniform numbers near one apart
+    shape = torch.empty_like(scores, dtype=torch.promote_types(scores.dtype, torch.float32))
+    exponential = shape.exponential_(generator=generator)
+    perturbed = scores - noise * exponential.log().to(scores.dtype)
+    return balance(
+        perturbed, lam=lam, eps=eps, omega=omega, iters=iters, tol=tol, mask=mask,
+        query_mask=query_mask, key_mask=key_mask, column_mass=column_mass, backend=backend,
+    )  # fmt: skip

@@ -1,0 +1,142 @@
+"""Hard assignment, the cold end of the family: one key per query, keys shared out evenly."""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from bistoch.functional import _inputs
+from bistoch.functional._inputs import Mask
+from bistoch.functional.elastic import sinkhorn_attention, sinkhorn_plan
+from bistoch.functional.elastic.pose import Options, pose
+from bistoch.functional.elastic.problem import dense_scores
+
+
+def hard_attention(
+    query: Float[Tensor, "*#b n d"],
+    key: Float[Tensor, "*#b m d"],
+    value: Float[Tensor, "*#b m e"],
+    *,
+    mask: Mask | None = None,
+    query_mask: Bool[Tensor, "..."] | None = None,
+    key_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    straight_through: bool = False,
+    eps: float = 1.0,
+    iters: int = 10,
+) -> Float[Tensor, "*b n e"]:
+    """Give every query the value of the one key that the best even assignment gives it.
+
+        P = argmax <S, P> over 0/1 matrices: one key per query, at most ceil(n/m) queries per key
+
+    Arguments are those of `hard_plan`. Values receive their gradient; query and key receive none
+    unless `straight_through`.
+
+    >>> import torch, bistoch
+    >>> x = torch.eye(3)
+    >>> bistoch.hard_attention(x, x.flip(0), torch.tensor([[1.0], [2.0], [3.0]])).squeeze()
+    tensor([3., 2., 1.])
+    """
+    operator = "hard_attention"
+    batch = _inputs.check_tokens(operator, query, key, value)
+    chosen = _assign(operator, batch, query, key, mask, query_mask, key_mask, scale)
+    value = value.expand(*batch, *value.shape[-2:])
+    rows = torch.where(chosen < 0, 0, chosen)[..., None].expand(*chosen.shape, value.shape[-1])
+    if key.shape[-2] == 0:
+        return value.new_zeros(rows.shape)
+    output = value.gather(-2, rows).masked_fill((chosen < 0)[..., None], 0)
+    if straight_through:
+        soft = sinkhorn_attention(
+            query, key, value.detach(), eps=eps, iters=iters, mask=mask, query_mask=query_mask,
+            key_mask=key_mask, scale=scale,
+        )  # fmt: skip
+        output = output + (soft - soft.detach())
+    return output
+
+
+def hard_plan(
+    query: Float[Tensor, "*#b n d"],
+    key: Float[Tensor, "*#b m d"],
+    *,
+    mask: Mask | None = None,
+    query_mask: Bool[Tensor, "..."] | None = None,
+    key_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    straight_through: bool = False,
+    eps: float = 1.0,
+    iters: int = 10,
+) -> Float[Tensor, "*b n m"]:
+    """The best even assignment as a 0/1 matrix: a permutation when n = m.
+
+        P = argmax <S, P> over 0/1 matrices: one key per query, at most ceil(n/m) queries per key
+
+    Exact, by `scipy.optimize.linear_sum_assignment`, one problem at a time on the CPU. Real tokens
+    only are counted. If the mask leaves no such assignment, keys take as few more as are needed.
+
+    Args:
+        query, key, mask, query_mask, key_mask, scale: as for `elastic_attention`.
+        straight_through: give query and key the gradient of `sinkhorn_plan` at `eps` and `iters`,
+            instead of none.
+        eps, iters: of the soft plan behind the straight-through gradient.
+
+    >>> import torch, bistoch
+    >>> scores = torch.tensor([[3.0, 2.0], [2.5, 0.0]])
+    >>> bistoch.hard_plan(scores, torch.eye(2))
+    tensor([[0., 1.],
+            [1., 0.]])
+    """
+    operator = "hard_plan"
+    batch = _inputs.check_tokens(operator, query, key)
+    chosen = _assign(operator, batch, query, key, mask, query_mask, key_mask, scale)
+    plan = (chosen[..., None] == torch.arange(key.shape[-2], device=key.device)).to(query.dtype)
+    if straight_through:
+        soft = sinkhorn_plan(
+            query, key, eps=eps, iters=iters, mask=mask, query_mask=query_mask, key_mask=key_mask,
+            scale=scale,
+        )  # fmt: skip
+        plan = plan + (soft - soft.detach())
+    return plan
+
+
+def _assign(operator, batch, query, key, mask, query_mask, key_mask, scale) -> Int[Tensor, "*b n"]:
+    """The key of every query, -1 for a query that may see none."""
+    options = Options(1.0, 1.0, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
+    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+        scores = dense_scores(pose(operator, batch, query, key, options))
+        return assign(scores).reshape(*batch, query.shape[-2])
+
+
+@torch.library.custom_op("bistoch::assign", mutates_args=())
+def assign(scores: Tensor) -> Tensor:
+    """The best even assignment of each matrix in a batch; minus infinity is a forbidden pair."""
+    chosen = [_assign_one(matrix) for matrix in scores.detach().cpu().double().numpy()]
+    if not chosen:
+        return scores.new_empty(scores.shape[:2], dtype=torch.int64)
+    return torch.stack(chosen).to(scores.device)
+
+
+@assign.register_fake
+def _(scores):
+    return scores.new_empty(scores.shape[:2], dtype=torch.int64)
+
+
+def _assign_one(scores) -> Tensor:
+    import numpy as np
+    from scipy.optimize import linear_sum_assignment
+
+    chosen = torch.full((len(scores),), -1)
+    allowed = scores > -np.inf
+    rows, columns = np.flatnonzero(allowed.any(1)), np.flatnonzero(allowed.any(0))
+    if not len(rows):
+        return chosen
+    scores = scores[np.ix_(rows, columns)]
+    for capacity in range(math.ceil(len(rows) / len(columns)), len(rows) + 1):
+        try:
+            _, found = linear_sum_assignment(np.tile(scores, capacity), maximize=True)
+        except ValueError:
+            # the mask leaves no way to serve every query with this many places per key
+            continue
+        chosen[rows] = torch.from_numpy(columns[found % len(columns)])
+        break
+    return chosen

@@ -1,0 +1,106 @@
+"""Softmax attention, the end of the family where columns are free, over torch's fused kernels."""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from bistoch.functional import _inputs
+from bistoch.functional._inputs import Mask, Option
+from bistoch.functional.elastic import elastic_plan
+
+
+def softmax_attention(
+    query: Float[Tensor, "*#b n d"],
+    key: Float[Tensor, "*#b m d"],
+    value: Float[Tensor, "*#b m e"],
+    *,
+    eps: Option = 1.0,
+    mask: Mask | None = None,
+    query_mask: Bool[Tensor, "..."] | None = None,
+    key_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+) -> Float[Tensor, "*b n e"]:
+    """Attend with the row softmax of the scores: `elastic_attention` at `lam = 0`.
+
+        P = softmax_row(q k^T * scale / eps + bias)
+
+    Arguments are those of `elastic_attention`. Computed by `scaled_dot_product_attention`, with the
+    padding of this library: a query without a key to see returns zeros.
+
+    >>> import torch, bistoch
+    >>> q, k, v = torch.randn(3, 8, 5, 4).unbind()
+    >>> bistoch.softmax_attention(q, k, v).shape
+    torch.Size([8, 5, 4])
+    """
+    operator = "softmax_attention"
+    batch = _inputs.check_tokens(operator, query, key, value)
+    n, m = query.shape[-2], key.shape[-2]
+    _inputs.check_eps(operator, eps, batch)
+    _inputs.check_scale(operator, scale)
+    scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
+    if isinstance(eps, Tensor):
+        # a temperature per problem rides on the queries
+        query, scale = query * (scale / eps[..., None, None]).to(query.dtype), 1.0
+    else:
+        scale = scale / eps
+    bias, dead = _join_masks(operator, (*batch, n, m), query, mask, query_mask, key_mask)
+    query, key, value = (x.expand(*batch, *x.shape[-2:]) for x in (query, key, value))
+    if m == 0:
+        return value.new_zeros(*batch, n, value.shape[-1])
+    output = scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
+    return output if dead is None else output.masked_fill(dead[..., None], 0)
+
+
+def softmax_plan(
+    query: Float[Tensor, "*#b n d"],
+    key: Float[Tensor, "*#b m d"],
+    *,
+    eps: Option = 1.0,
+    mask: Mask | None = None,
+    query_mask: Bool[Tensor, "..."] | None = None,
+    key_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+) -> Float[Tensor, "*b n m"]:
+    """The plan of `softmax_attention` as a matrix: rows sum to one, columns are free.
+
+    Arguments are those of `softmax_attention`.
+
+    >>> import torch, bistoch
+    >>> q, k = torch.randn(2, 5, 4).unbind()
+    >>> bool(torch.allclose(bistoch.softmax_plan(q, k), (q @ k.T / 2).softmax(-1), atol=1e-6))
+    True
+    """
+    return elastic_plan(
+        query, key, lam=0.0, eps=eps, iters=0, mask=mask, query_mask=query_mask, key_mask=key_mask,
+        scale=scale, backend="reference",
+    )  # fmt: skip
+
+
+def _join_masks(operator, shape, query, mask, query_mask, key_mask):
+    """One mask for torch's kernel, in which every row sees a key, and the rows that should not."""
+    *batch, n, m = shape
+    allowed = bias = None
+    if mask is not None:
+        _inputs.check_mask(operator, mask, shape, query.device)
+        if mask.dtype == torch.bool:
+            allowed = mask
+        else:
+            bias, allowed = mask.to(query.dtype), mask > -torch.inf
+    if key_mask is not None:
+        _inputs.check_padding(operator, "key_mask", key_mask, (*batch, m), query.device)
+        seen = key_mask[..., None, :]
+        allowed = seen if allowed is None else allowed & seen
+    if query_mask is not None:
+        _inputs.check_padding(operator, "query_mask", query_mask, (*batch, n), query.device)
+    if allowed is None:
+        return None, None if query_mask is None else ~query_mask
+    dead = ~allowed.any(-1)
+    # a row of minus infinities is a NaN to some kernels: let it see all, and drop it after
+    allowed = allowed | dead[..., None]
+    dead = dead if query_mask is None else dead | ~query_mask
+    if bias is None:
+        return allowed.expand(*allowed.shape[:-2], n, m), dead
+    return torch.where(allowed, bias.masked_fill(bias == -torch.inf, 0), -torch.inf), dead

@@ -1,0 +1,150 @@
+"""Multi-head attention around any operator: project, split into heads, attend, merge, project."""
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from bistoch.functional import _inputs
+from bistoch.functional._inputs import Mask
+from bistoch.nn.heads import check_division, check_features, merge_heads, split_heads
+from bistoch.nn.operators import build_operator
+
+
+class Attention(nn.Module):
+    """Multi-head self- or cross-attention with the operator of your choice.
+
+        out(merge(operator(query(x), key(y), value(z))))
+
+    Args:
+        dim: features of the queries and of the result; must be divisible by `heads`.
+        heads: number of heads.
+        operator: a text such as "softmax", "elastic(lam=0.5, iters=5)" or "elastic(learn='head')"
+            with a name of `bistoch.OPERATORS`, or a module such as `bistoch.nn.Elastic(lam=0.5)`.
+        key_dim: features of the keys, by default `dim`.
+        value_dim: features of the values, by default `key_dim`.
+        qkv_bias: whether the projections of query, key and value have a bias.
+        out_bias: whether the projection of the result has a bias.
+        dropout: probability of dropping an entry of the result. The plan is never thinned out,
+            which would undo its row and column sums.
+        batch_first: whether tokens are (batch, length, features), or (length, batch, features).
+
+    >>> import torch, bistoch
+    >>> attention = bistoch.nn.Attention(64, heads=8, operator="elastic(lam=0.5, iters=5)")
+    >>> x, memory = torch.randn(2, 11, 64), torch.randn(2, 7, 64)
+    >>> attention(x).shape, attention(x, memory).shape, attention.plan(x, memory).shape
+    (torch.Size([2, 11, 64]), torch.Size([2, 11, 64]), torch.Size([2, 8, 11, 7]))
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        operator: str | nn.Module = "softmax",
+        *,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+        dropout: float = 0.0,
+        batch_first: bool = True,
+    ) -> None:
+        super().__init__()
+        check_division("Attention", "dim", dim, "heads", heads)
+        key_dim = dim if key_dim is None else key_dim
+        value_dim = key_dim if value_dim is None else value_dim
+        self.heads = heads
+        self.batch_first = batch_first
+        self.query = nn.Linear(dim, dim, bias=qkv_bias)
+        self.key = nn.Linear(key_dim, dim, bias=qkv_bias)
+        self.value = nn.Linear(value_dim, dim, bias=qkv_bias)
+        self.operator = build_operator(operator, heads)
+        self.out = nn.Linear(dim, dim, bias=out_bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        query: Float[Tensor, "... n dim"],
+        key: Float[Tensor, "... m key_dim"] | None = None,
+        value: Float[Tensor, "... m value_dim"] | None = None,
+        *,
+        mask: Mask | None = None,
+        query_mask: Bool[Tensor, "..."] | None = None,
+        key_mask: Bool[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "... n dim"]:
+        """Attend from the queries to the keys, or within one sequence if there are no keys.
+
+        Args:
+            query: tokens, batched or a single sequence (length, features).
+            key: by default the queries: self-attention.
+            value: by default the keys.
+            mask: boolean (True = may attend) or a float bias added to the scores, broadcastable to
+                (batch, heads, n, m). For batched tokens not with three axes: the first of them
+                could be the batch as well as the heads.
+            query_mask, key_mask: (batch, n) and (batch, m) for either `batch_first`, True where the
+                token is real. A padded query puts no mass on any key; its result is the bias of the
+                output projection. In self-attention both speak of the same tokens, so one given
+                alone stands for both.
+        """
+        same = key is None or key is query
+        key = query if key is None else key
+        value = key if value is None else value
+        q, k, v = self._queries(query), self._keys(key), self._split("value", value, self.value)
+        masks = self._masks(q, k, same, mask, query_mask, key_mask)
+        result = self.dropout(self.out(merge_heads(self.operator(q, k, v, **masks))))
+        return result if self.batch_first or result.ndim == 2 else result.transpose(0, 1)
+
+    def plan(
+        self,
+        query: Float[Tensor, "... n dim"],
+        key: Float[Tensor, "... m key_dim"] | None = None,
+        *,
+        mask: Mask | None = None,
+        query_mask: Bool[Tensor, "..."] | None = None,
+        key_mask: Bool[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "... heads queries keys"]:
+        """The plan of every head, (batch, heads, n, m); arguments as for `forward`."""
+        same = key is None or key is query
+        q, k = self._queries(query), self._keys(query if key is None else key)
+        return self.operator.plan(q, k, **self._masks(q, k, same, mask, query_mask, key_mask))
+
+    def _queries(self, tokens: Tensor) -> Float[Tensor, "... heads n size"]:
+        return self._split("query", tokens, self.query)
+
+    def _keys(self, tokens: Tensor) -> Float[Tensor, "... heads m size"]:
+        return self._split("key", tokens, self.key)
+
+    def _split(
+        self, name: str, tokens: Tensor, projection: nn.Linear
+    ) -> Float[Tensor, "... heads length size"]:
+        check_features("Attention", name, tokens, projection.in_features)
+        if tokens.ndim == 3 and not self.batch_first:
+            tokens = tokens.transpose(0, 1)
+        return split_heads(projection(tokens), self.heads)
+
+    def _masks(
+        self,
+        query: Float[Tensor, "... heads n size"],
+        key: Float[Tensor, "... heads m size"],
+        same_tokens: bool,
+        mask: Tensor | None,
+        query_mask: Tensor | None,
+        key_mask: Tensor | None,
+    ) -> dict[str, Tensor | None]:
+        """Check the masks of a layer and give them an axis for the heads."""
+        batch = _inputs.check_tokens("Attention", query, key)[:-1]
+        if isinstance(mask, Tensor) and mask.ndim == 3 and len(batch) == 1:
+            raise ValueError(
+                "Attention: mask must have 2 axes (n, m) or 4 axes (batch, heads, n, m), but its "
+                f"shape is {tuple(mask.shape)}; write mask[:, None] if it has one matrix per "
+                "sequence, mask[None] if it has one per head"
+            )
+        if same_tokens:
+            query_mask = key_mask if query_mask is None else query_mask
+            key_mask = query_mask if key_mask is None else key_mask
+        masks = {"mask": mask, "query_mask": query_mask, "key_mask": key_mask}
+        for name, tokens in (("query_mask", query), ("key_mask", key)):
+            padding = masks[name]
+            if padding is not None:
+                shape = (*batch, tokens.shape[-2])
+                _inputs.check_padding("Attention", name, padding, shape, query.device)
+                masks[name] = padding.unsqueeze(-2)
+        return masks

@@ -1,0 +1,58 @@
+"""From tokens to heads and back, with the checks that every attention layer makes on the way."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from bistoch.functional import _inputs
+
+
+def check_division(layer: str, dim_name: str, dim: int, heads_name: str, heads: int) -> None:
+    """Check that the features can be shared out evenly among the heads."""
+    _inputs.check_count(layer, dim_name, dim, least=1)
+    _inputs.check_count(layer, heads_name, heads, least=1)
+    if dim % heads:
+        raise ValueError(
+            f"{layer}: {dim_name} must be divisible by {heads_name}, but {dim} = "
+            f"{dim // heads} * {heads} + {dim % heads}; "
+            f"use for example {dim_name}={(dim // heads + 1) * heads} or another {heads_name}"
+        )
+
+
+def check_features(layer: str, name: str, tokens: Tensor, features: int) -> None:
+    """Check that an argument is one sequence of tokens, or a batch of them, as wide as a layer."""
+    _inputs.check_floating(layer, name, tokens, axes="(batch, length, features)", rank=2)
+    if tokens.ndim > 3:
+        raise ValueError(
+            f"{layer}: {name} must have 3 axes (batch, length, features), or 2 for one sequence, "
+            f"but its shape is {tuple(tokens.shape)}; flatten the leading axes into one"
+        )
+    if tokens.shape[-1] != features:
+        raise ValueError(
+            f"{layer}: {name} must have {features} features (its last axis), but its shape is "
+            f"{tuple(tokens.shape)}; build the layer for {tokens.shape[-1]} or project {name} first"
+        )
+
+
+def split_heads(
+    tokens: Float[Tensor, "*batch length features"], heads: int
+) -> Float[Tensor, "*batch heads length size"]:
+    """Cut the features into heads, and give the heads an axis before the sequence.
+
+    >>> import torch
+    >>> split_heads(torch.zeros(2, 5, 12), heads=3).shape
+    torch.Size([2, 3, 5, 4])
+    """
+    return tokens.unflatten(-1, (heads, tokens.shape[-1] // heads)).transpose(-3, -2)
+
+
+def merge_heads(
+    heads: Float[Tensor, "*batch heads length size"],
+) -> Float[Tensor, "*batch length features"]:
+    """Put the heads side by side again: the inverse of `split_heads`.
+
+    >>> import torch
+    >>> tokens = torch.randn(2, 5, 12)
+    >>> torch.equal(merge_heads(split_heads(tokens, heads=3)), tokens)
+    True
+    """
+    return heads.transpose(-3, -2).flatten(-2)

@@ -1,0 +1,202 @@
+"""The contract of torch.nn.MultiheadAttention, word for word, around any operator."""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bistoch.functional import _inputs
+from bistoch.nn.heads import check_division, check_features, merge_heads, split_heads
+from bistoch.nn.operators import build_operator
+
+
+class MultiheadAttention(nn.Module):
+    """Attention with the arguments, results and weights of `torch.nn.MultiheadAttention`.
+
+    With `operator="softmax"` it is the same function. The `state_dict` of one loads into the other;
+    an operator with parameters of its own adds them as `operator.*` (load with `strict=False`).
+    It can be the `self_attn` of `nn.TransformerEncoderLayer`, also in evaluation mode.
+
+    Three things differ. Dropout acts on the result, not on the weights, whose sums it would undo. A
+    query that may see no key returns the bias of the output projection, not NaN. And where one row
+    of the plan feels another (all operators but softmax), `key_padding_mask` in self-attention (one
+    tensor as query and key) hides the padded queries too, whose weights are then zero.
+
+    Args:
+        embed_dim, num_heads, dropout, bias, batch_first, device, dtype: as in torch. Not offered
+            are `kdim` and `vdim` (use `bistoch.nn.Attention`), `add_bias_kv` and `add_zero_attn`.
+        operator: as for `bistoch.nn.Attention`.
+
+    >>> import torch, bistoch
+    >>> theirs = torch.nn.MultiheadAttention(16, 4)
+    >>> ours = bistoch.nn.MultiheadAttention(16, 4, operator="elastic(lam=0.5)")
+    >>> ours.load_state_dict(theirs.state_dict())
+    <All keys matched successfully>
+    >>> x = torch.randn(5, 2, 16)
+    >>> output, weights = ours(x, x, x)
+    >>> output.shape, weights.shape
+    (torch.Size([5, 2, 16]), torch.Size([2, 5, 5]))
+    """
+
+    # In evaluation mode nn.TransformerEncoderLayer reads the weights of its self_attn and computes
+    # softmax by itself, unless this is false. It is what torch says of a layer with a kdim.
+    _qkv_same_embed_dim = False
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        *,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        operator: str | nn.Module = "softmax",
+    ) -> None:
+        super().__init__()
+        check_division("MultiheadAttention", "embed_dim", embed_dim, "num_heads", num_heads)
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.head_dim = embed_dim // num_heads
+        self.dropout = dropout
+        self.batch_first = batch_first
+        self.operator = build_operator(operator, num_heads).to(device)
+        # the order of torch, so that one seed makes the same weights here and there
+        self.in_proj_weight = nn.Parameter(
+            torch.empty(3 * embed_dim, embed_dim, device=device, dtype=dtype)
+        )
+        self.in_proj_bias = (
+            nn.Parameter(torch.zeros(3 * embed_dim, device=device, dtype=dtype)) if bias else None
+        )
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype)
+        nn.init.xavier_uniform_(self.in_proj_weight)
+        if bias:
+            nn.init.zeros_(self.out_proj.bias)
+
+    def forward(
+        self,
+        query: Float[Tensor, "... n embed_dim"],
+        key: Float[Tensor, "... m embed_dim"],
+        value: Float[Tensor, "... m embed_dim"],
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Float[Tensor, "... n embed_dim"], Float[Tensor, "... queries keys"] | None]:
+        """Attend; return the result, and the plan (averaged over heads) or None.
+
+        Args:
+            query, key, value: (length, batch, features), or (batch, length, features) if
+                `batch_first`, or (length, features) for one sequence.
+            key_padding_mask: (batch, m), True where a key is padding, or a float bias of the keys.
+            need_weights: whether to return the plan.
+            attn_mask: (n, m) or (batch * num_heads, n, m), True where attention is forbidden, or a
+                float bias added to the scores.
+            average_attn_weights: whether to average the plan over the heads.
+            is_causal: says that `attn_mask` is causal. An operator that balances columns refuses:
+                a column sum holds the future. With the mask alone you may do it all the same.
+        """
+        if is_causal:
+            self._check_causal(attn_mask)
+        if isinstance(query, Tensor) and query.is_nested:
+            self._check_nested(need_weights, key_padding_mask, attn_mask)
+            return self._attend_nested(query, key, value), None
+        same_tokens = query is key
+        q, k, v = self._project(query, key, value)
+        batch = _inputs.check_tokens("MultiheadAttention", q, k, v)
+        shape = (*batch, q.shape[-2], k.shape[-2])
+        mask, key_mask = _read_masks(shape, attn_mask, key_padding_mask)
+        # a padded query is left out only where another row would feel it; else it is as in torch
+        left_out = same_tokens and not getattr(self.operator, "rows_are_independent", False)
+        query_mask = key_mask if left_out else None
+        masks = {"mask": mask, "query_mask": query_mask, "key_mask": key_mask}
+        plan = self.operator.plan(q, k, **masks) if need_weights else None
+        heads = self.operator(q, k, v, **masks) if plan is None else plan @ v
+        result = functional.dropout(self.out_proj(merge_heads(heads)), self.dropout, self.training)
+        if result.ndim == 3 and not self.batch_first:
+            result = result.transpose(0, 1)
+        if plan is not None and average_attn_weights:
+            plan = plan.mean(-3)
+        return result, plan
+
+    def _project(self, *tokens: Tensor) -> list[Float[Tensor, "... heads length size"]]:
+        weights = self.in_proj_weight.chunk(3)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        heads = []
+        for name, x, weight, bias in zip(
+            ("query", "key", "value"), tokens, weights, biases, strict=True
+        ):
+            check_features("MultiheadAttention", name, x, self.embed_dim)
+            x = x.transpose(0, 1) if x.ndim == 3 and not self.batch_first else x
+            heads.append(split_heads(functional.linear(x, weight, bias), self.num_heads))
+        return heads
+
+    def _check_causal(self, attn_mask: Tensor | None) -> None:
+        if not getattr(self.operator, "causal", False):
+            raise ValueError(
+                f"MultiheadAttention: is_causal must be False for the operator {self.operator!r}, "
+                "because a balanced column sums over rows of the future; use operator='softmax', "
+                "or pass the attn_mask with is_causal=False if that is what you want"
+            )
+        if attn_mask is None:
+            raise ValueError(
+                "MultiheadAttention: is_causal=True needs the causal attn_mask too, as in torch; "
+                "make it with torch.nn.Transformer.generate_square_subsequent_mask(length)"
+            )
+
+    def _check_nested(self, need_weights: bool, *masks: Tensor | None) -> None:
+        if need_weights or any(mask is not None for mask in masks):
+            raise ValueError(
+                "MultiheadAttention: nested tensors need need_weights=False and no masks; "
+                "pad them and pass key_padding_mask instead"
+            )
+
+    def _attend_nested(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        # nn.TransformerEncoder turns a padded batch into this form in evaluation mode
+        rows = zip(query.unbind(), key.unbind(), value.unbind(), strict=True)
+        return torch.nested.as_nested_tensor([self(*row, need_weights=False)[0] for row in rows])
+
+
+def _read_masks(
+    shape: tuple[int, ...], attn_mask: Tensor | None, key_padding_mask: Tensor | None
+) -> tuple[Tensor | None, Bool[Tensor, "... 1 m"] | None]:
+    """Turn torch's masks, where True forbids, into `mask` and `key_mask`, where True allows."""
+    *batch, heads, n, m = shape
+    mask = key_mask = None
+    if attn_mask is not None:
+        _check_mask("attn_mask", attn_mask, ((n, m), (math.prod(batch) * heads, n, m)))
+        mask = attn_mask.reshape(shape) if attn_mask.ndim == 3 else attn_mask
+        mask = ~mask if mask.dtype == torch.bool else mask
+    if key_padding_mask is not None:
+        _check_mask("key_padding_mask", key_padding_mask, ((*batch, m),))
+        padding = key_padding_mask[..., None, :]
+        if padding.dtype == torch.bool:
+            return mask, ~padding
+        # minus infinity, to which torch's layers convert True, is padding; the rest is a bias
+        key_mask = padding > -torch.inf
+        bias = padding.masked_fill(~key_mask, 0)[..., None, :]
+        if mask is None:
+            mask = bias
+        elif mask.dtype == torch.bool:
+            mask = torch.where(mask, bias, -torch.inf)
+        else:
+            mask = mask + bias
+    return mask, key_mask
+
+
+def _check_mask(name: str, mask: Tensor, shapes: tuple[tuple[int, ...], ...]) -> None:
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(
+            f"MultiheadAttention: {name} must be a boolean tensor (True = hidden) or a float bias "
+            f"added to the scores, but its dtype is {mask.dtype}; convert it, for example .bool()"
+        )
+    if tuple(mask.shape) not in shapes:
+        wanted = " or ".join(str(shape) for shape in shapes)
+        raise ValueError(
+            f"MultiheadAttention: {name} must have the shape {wanted}, "
+            f"but its shape is {tuple(mask.shape)}"
+        )

@@ -1,0 +1,291 @@
+"""Operators as modules: a row of the OPERATORS table together with its options and parameters."""
+
+import inspect
+from typing import Any, Literal, cast
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from bistoch.functional import OPERATORS, Operator, _inputs, check_options, parse_operator
+from bistoch.functional._inputs import Mask, Option
+from bistoch.nn.unit_interval import clamp_to_unit
+
+
+class OperatorModule(nn.Module):
+    """Any operator of the table as a module: called it attends, and `plan` is its matrix.
+
+    An option is an attribute under its own name and may be changed between calls, for example by a
+    schedule. An option that is a tensor becomes a buffer, an `nn.Parameter` is learned. A module
+    prints as the text that builds it.
+
+    Args:
+        row: a row of `bistoch.OPERATORS`, or one of your own.
+        options: what to set the operator up with; all others keep their defaults.
+
+    >>> import torch, bistoch
+    >>> anneal = OperatorModule(bistoch.OPERATORS["anneal"], iters=20)
+    >>> anneal
+    anneal(iters=20)
+    >>> q, k, v = torch.randn(3, 2, 8, 5, 4).unbind()
+    >>> anneal(q, k, v).shape, anneal.plan(q, k).shape
+    (torch.Size([2, 8, 5, 4]), torch.Size([2, 8, 5, 5]))
+    """
+
+    def __init__(self, row: Operator, **options: Any) -> None:
+        super().__init__()
+        check_options(row.name, options, row.options())
+        self.row = row
+        self._option_names = tuple(options)
+        for name, value in options.items():
+            is_constant = isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+            setattr(self, name, nn.Buffer(value) if is_constant else value)
+
+    @property
+    def causal(self) -> bool:
+        """Whether a causal mask hides the future from every row."""
+        return self.row.causal
+
+    @property
+    def rows_are_independent(self) -> bool:
+        """Whether no row feels another, so that what a padded query does is its own affair."""
+        return self.row.causal and self.row.columns == "free"
+
+    def options(self) -> dict[str, Any]:
+        """The options of the next call, by name."""
+        return {name: getattr(self, name) for name in self._option_names}
+
+    def forward(
+        self,
+        query: Float[Tensor, "*#b n d"],
+        key: Float[Tensor, "*#b m d"],
+        value: Float[Tensor, "*#b m e"],
+        *,
+        mask: Mask | None = None,
+        query_mask: Bool[Tensor, "..."] | None = None,
+        key_mask: Bool[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "*b n e"]:
+        """Attend; the arguments are those of `bistoch.elastic_attention`."""
+        return self.row.attention(
+            query, key, value, mask=mask, query_mask=query_mask, key_mask=key_mask, **self.options()
+        )
+
+    def plan(
+        self,
+        query: Float[Tensor, "*#b n d"],
+        key: Float[Tensor, "*#b m d"],
+        *,
+        mask: Mask | None = None,
+        query_mask: Bool[Tensor, "..."] | None = None,
+        key_mask: Bool[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "*b n m"]:
+        """The plan with which `forward` weighs the values."""
+        return self.row.plan(
+            query, key, mask=mask, query_mask=query_mask, key_mask=key_mask, **self.options()
+        )
+
+    def extra_repr(self) -> str:
+        """The options as they are written in the text."""
+        return ", ".join(f"{name}={_show(value)}" for name, value in self._written().items())
+
+    def _written(self) -> dict[str, Any]:
+        """The options that differ from their defaults."""
+        defaults = self.row.options()
+        options = {name: getattr(self, name) for name in self._option_names}
+        return {
+            name: value
+            for name, value in options.items()
+            if isinstance(value, Tensor) or value != defaults[name]
+        }
+
+    def _get_name(self) -> str:
+        return self.row.name
+
+
+class Softmax(OperatorModule):
+    """The row softmax: columns are free. Arguments as for `bistoch.softmax_attention`.
+
+    >>> import torch
+    >>> q, k, v = torch.randn(3, 8, 5, 4).unbind()
+    >>> Softmax(eps=0.5)(q, k, v).shape
+    torch.Size([8, 5, 4])
+    """
+
+    def __init__(self, eps: Option = 1.0, scale: float | None = None) -> None:
+        super().__init__(OPERATORS["softmax"], eps=eps, scale=scale)
+
+
+class Sinkhorn(OperatorModule):
+    """The doubly stochastic plan. Arguments as for `bistoch.sinkhorn_attention`.
+
+    >>> import torch
+    >>> q, k = torch.randn(2, 8, 5, 4).unbind()
+    >>> plan = Sinkhorn(iters=200).plan(q, k)
+    >>> bool(torch.allclose(plan.sum(-2), torch.ones(8, 5), atol=1e-4))
+    True
+    """
+
+    def __init__(
+        self,
+        eps: Option = 1.0,
+        omega: Option = 1.0,
+        iters: int = 10,
+        tol: float | None = None,
+        scale: float | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(
+            OPERATORS["sinkhorn"],
+            eps=eps, omega=omega, iters=iters, tol=tol, scale=scale, backend=backend,
+        )  # fmt: skip
+
+
+class Elastic(OperatorModule):
+    """The plan between softmax and doubly stochastic, whose elasticity may be learned per head.
+
+    Args:
+        lam: elasticity in [0, 1], by default 1. With `learn="head"` the value to start from, by
+            default 0: a new layer is exact softmax, and balances its columns as far as that helps.
+        eps, omega, iters, tol, scale, backend: as for `bistoch.elastic_attention`.
+        learn: "none", or "head" for a parameter `lam` with one entry per head. It is used clamped
+            to [0, 1]; at an end it receives the gradient only if that leads back inside.
+        heads: how many heads there are, for `learn="head"`; tokens are then (..., heads, n, d).
+
+    >>> import torch
+    >>> operator = Elastic(learn="head", heads=8, iters=5)
+    >>> operator
+    elastic(iters=5, learn='head', heads=8)
+    >>> q, k, v = torch.randn(3, 2, 8, 5, 4).unbind()
+    >>> bool(torch.allclose(operator(q, k, v), Softmax()(q, k, v), atol=1e-5))
+    True
+    """
+
+    lam: float | Tensor
+
+    def __init__(
+        self,
+        lam: Option | None = None,
+        eps: Option = 1.0,
+        omega: Option = 1.0,
+        iters: int = 10,
+        tol: float | None = None,
+        scale: float | None = None,
+        backend: str = "auto",
+        learn: Literal["none", "head"] = "none",
+        heads: int | None = None,
+    ) -> None:
+        _inputs.check_choice("Elastic", "learn", learn, ("none", "head"))
+        if learn == "head":
+            lam = _lam_per_head(0.0 if lam is None else lam, heads)
+        elif lam is None:
+            lam = 1.0
+        super().__init__(
+            OPERATORS["elastic"],
+            lam=lam, eps=eps, omega=omega, iters=iters, tol=tol, scale=scale, backend=backend,
+        )  # fmt: skip
+        self.learn = learn
+        self.heads = heads if learn == "head" else None
+
+    def options(self) -> dict[str, Any]:
+        """The options of the next call, by name; a learned lam as it is used, inside [0, 1]."""
+        options = super().options()
+        if self.learn == "head":
+            options["lam"] = clamp_to_unit(options["lam"])
+        return options
+
+    def _written(self) -> dict[str, Any]:
+        written = super()._written()
+        if self.learn == "head":
+            # a learned lam is shown by the words that make it
+            del written["lam"]
+            written |= {"learn": self.learn, "heads": self.heads}
+        return written
+
+
+class Hard(OperatorModule):
+    """The best even assignment, a 0/1 plan. Arguments as for `bistoch.hard_attention`.
+
+    >>> import torch
+    >>> q, k = torch.randn(2, 8, 5, 4).unbind()
+    >>> Hard().plan(q, k).sum(-2).eq(1).all().item()
+    True
+    """
+
+    def __init__(
+        self,
+        scale: float | None = None,
+        straight_through: bool = False,
+        eps: float = 1.0,
+        iters: int = 10,
+    ) -> None:
+        super().__init__(
+            OPERATORS["hard"], scale=scale, straight_through=straight_through, eps=eps, iters=iters
+        )
+
+
+# operators with a class of their own; every other row of the table is an OperatorModule
+NAMED: dict[str, type[OperatorModule]] = {
+    "softmax": Softmax,
+    "sinkhorn": Sinkhorn,
+    "elastic": Elastic,
+    "hard": Hard,
+}
+
+
+def build_operator(operator: str | nn.Module, heads: int) -> OperatorModule:
+    """Make the operator of a layer with so many heads from its text; a module is taken as it is.
+
+    Args:
+        operator: "name" or "name(option=value, ...)" with a name of `bistoch.OPERATORS`, or a
+            module with the call and the `plan` of `OperatorModule`, perhaps your own.
+        heads: the number of heads, for options that have one value per head.
+
+    >>> build_operator("elastic(lam=0.5, iters=5)", heads=8)
+    elastic(lam=0.5, iters=5)
+    >>> build_operator("elastic(learn='head')", heads=8).lam.shape
+    torch.Size([8])
+    """
+    if isinstance(operator, str):
+        row, options = parse_operator(operator, OPERATORS)
+        module = _build_row(row, options, heads)
+    elif isinstance(operator, nn.Module) and hasattr(operator, "plan"):
+        module = cast(OperatorModule, operator)
+    else:
+        raise TypeError(
+            'operator: expected a text such as "elastic(lam=0.5)" or a module with a plan such as '
+            f"bistoch.nn.Elastic(lam=0.5), but it is a {type(operator).__name__}"
+        )
+    made_for = getattr(module, "heads", None)
+    if isinstance(made_for, int) and made_for != heads:
+        raise ValueError(
+            f"operator: {module!r} was made for {made_for} heads, but the layer has {heads}; "
+            "give both the same number"
+        )
+    return module
+
+
+def _build_row(row: Operator, options: dict[str, Any], heads: int) -> OperatorModule:
+    if row.name not in NAMED:
+        return OperatorModule(row, **options)
+    known = inspect.signature(NAMED[row.name]).parameters
+    check_options(row.name, options, known)
+    if "heads" in known:
+        options = {"heads": heads} | options
+    return NAMED[row.name](**options)
+
+
+def _lam_per_head(start: Option, heads: int | None) -> nn.Parameter:
+    if heads is None:
+        raise ValueError(
+            "Elastic: learn='head' needs heads, the number of heads that learn a lam of their own; "
+            "write for example Elastic(learn='head', heads=8)"
+        )
+    _inputs.check_count("Elastic", "heads", heads, least=1)
+    _inputs.check_lam("Elastic", start, (heads,))
+    return nn.Parameter(torch.ones(heads) * start)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"<{type(value).__name__} {tuple(value.shape)}>"
+    return repr(value)

@@ -1,0 +1,51 @@
+import pytest
+import torch
+
+import bistoch
+
+
+def run(backend, tensors, dtype, **options):
+    """Attention and the gradients of a fixed loss, computed in one precision."""
+    leaves = {name: t.to(dtype).detach().requires_grad_() for name, t in tensors.items()}
+    q, k, v = (leaves.pop(name) for name in ("query", "key", "value"))
+    result = bistoch.elastic_attention(q, k, v, backend=backend, **leaves, **options)
+    weights = torch.linspace(-1, 1, result.numel(), dtype=dtype).reshape(result.shape).cos()
+    inputs = (q, k, v, *leaves.values())
+    grads = torch.autograd.grad(
+        (result * weights).sum(), inputs, allow_unused=True, materialize_grads=True
+    )
+    return (result.detach(), *grads)
+
+
+@pytest.fixture
+def assert_as_good_as_reference():
+    """Check that a backend errs at most twice as much as the reference does at the same precision.
+
+    Errors are root mean squares over a few draws, against the reference in float64.
+    """
+
+    def check(backend, draw, *, dtype=torch.float32, draws=3, **options):
+        theirs, ours, best = [], [], []
+        for _ in range(draws):
+            # both see the same rounded input, so that only the arithmetic differs
+            tensors = {name: t.to(dtype).double() for name, t in draw().items()}
+            exact = run("reference", tensors, torch.float64, **options)
+            rounded = run("reference", tensors, dtype, **options)
+            found = run(backend, tensors, dtype, **options)
+            assert all(tensor.isfinite().all() for tensor in found)
+            best.append(exact)
+            theirs.append([a - b for a, b in zip(rounded, exact, strict=True)])
+            ours.append([a - b for a, b in zip(found, exact, strict=True)])
+        terms = tensors["query"].shape[-2] + tensors["key"].shape[-2]
+        names = ("result", *(f"gradient of {name}" for name in tensors))
+        for position, name in enumerate(names):
+            theirs_rms, ours_rms, size = (rms(part, position) for part in (theirs, ours, best))
+            # one rounding for every term of the longest sum; terms of order one may cancel
+            rounding = torch.finfo(dtype).eps * terms * size.clamp_min(1)
+            assert ours_rms <= 2 * theirs_rms + rounding, name
+
+    return check
+
+
+def rms(draws, position):
+    return torch.stack([draw[position] for draw in draws]).square().mean().sqrt()

@@ -1,0 +1,218 @@
+"""The laws of DESIGN, run over every row of OPERATORS at prime sizes."""
+
+import pytest
+import torch
+
+import bistoch
+
+N, M, D, E = 7, 11, 5, 3
+BATCH = (2, 3)
+
+every_operator = pytest.mark.parametrize(
+    "operator", bistoch.OPERATORS.values(), ids=lambda o: o.name
+)
+
+
+def tokens(n=N, m=M, dtype=torch.float64, batch=BATCH):
+    return (
+        torch.randn(*batch, n, D, dtype=dtype),
+        torch.randn(*batch, m, D, dtype=dtype),
+        torch.randn(*batch, m, E, dtype=dtype),
+    )
+
+
+def masks(n=N, m=M):
+    """A mask, padded queries and padded keys, with one row that sees nothing."""
+    mask = torch.rand(*BATCH, n, m) > 0.2
+    mask[0, 1, 2] = False
+    query_mask = torch.arange(n) < torch.tensor([n, n - 2])[:, None, None]
+    key_mask = torch.arange(m) < torch.tensor([m - 3, m])[:, None, None]
+    return {"mask": mask, "query_mask": query_mask, "key_mask": key_mask}
+
+
+def test_the_table_is_keyed_by_name():
+    assert all(name == row.name for name, row in bistoch.OPERATORS.items())
+    assert all(getattr(bistoch, f"{name}_attention") is row.attention
+               and getattr(bistoch, f"{name}_plan") is row.plan
+               for name, row in bistoch.OPERATORS.items())  # fmt: skip
+
+
+@every_operator
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+def test_attention_is_plan_times_values(operator, masked):
+    q, k, v = tokens()
+    options = masks() if masked else {}
+    plan = operator.plan(q, k, **options)
+    torch.testing.assert_close(operator.attention(q, k, v, **options), plan @ v)
+
+
+@every_operator
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+def test_plan_is_nonnegative_with_rows_of_one(operator, masked):
+    q, k, _ = tokens()
+    options = masks() if masked else {}
+    plan = operator.plan(q, k, **options)
+    assert plan.shape == (*BATCH, N, M)
+    assert (plan >= 0).all()
+    wanted = torch.ones(*BATCH, N, dtype=plan.dtype)
+    if masked:
+        allowed = (
+            options["mask"] & options["query_mask"][..., None] & options["key_mask"][..., None, :]
+        )
+        wanted = allowed.any(-1).to(plan.dtype)
+        assert not plan[~allowed].any()
+    assert operator.rows_exact
+    torch.testing.assert_close(plan.sum(-1), wanted)
+
+
+@every_operator
+def test_columns_are_what_the_table_promises(operator):
+    q, k, _ = tokens(m=N)
+    enough = {"iters": 2000} if operator.columns == "limit" else {}
+    error = (operator.plan(q, k, **enough).sum(-2) - 1).abs().max()
+    if operator.columns in ("limit", "exact"):
+        assert error < (0.01 if operator.name == "anneal" else 1e-6)
+    elif operator.columns == "elastic":
+        loose, tight = (operator.plan(q, k, lam=lam, iters=500).sum(-2) for lam in (0.2, 0.8))
+        assert (tight - 1).abs().max() < (loose - 1).abs().max()
+    else:
+        assert error > 0.1
+
+
+@every_operator
+def test_constants_pass_through(operator):
+    q, k, v = tokens()
+    torch.testing.assert_close(
+        operator.attention(q, k, torch.ones_like(v)), torch.ones(*BATCH, N, E, dtype=v.dtype)
+    )
+
+
+@every_operator
+def test_order_of_tokens_does_not_matter(operator):
+    assert operator.order_free
+    q, k, v = tokens()
+    keys, queries = torch.randperm(M), torch.randperm(N)
+    result = operator.attention(q, k, v)
+    torch.testing.assert_close(operator.attention(q, k[..., keys, :], v[..., keys, :]), result)
+    torch.testing.assert_close(
+        operator.attention(q[..., queries, :], k, v), result[..., queries, :]
+    )
+
+
+@every_operator
+def test_a_batch_slot_does_not_feel_its_neighbours(operator):
+    q, k, v = tokens()
+    options = masks()
+    together = operator.attention(q, k, v, **options)
+    q[1], k[1], v[1] = 1e3, -1e3, torch.nan
+    torch.testing.assert_close(operator.attention(q, k, v, **options)[0, 0], together[0, 0])
+
+
+@every_operator
+def test_a_causal_promise_is_kept(operator):
+    q, k, v = tokens(m=N)
+    causal = torch.ones(N, N, dtype=torch.bool).tril()
+    before = operator.attention(q, k, v, mask=causal)
+    q, k, v = q.clone(), k.clone(), v.clone()
+    for tensor in (q, k, v):
+        tensor[..., 4:, :] += 1
+    after = operator.attention(q, k, v, mask=causal)
+    seen = torch.equal(before[..., :4, :], after[..., :4, :])
+    # hard: a causal mask leaves the identity as the only even assignment, so nothing can leak
+    assert seen == (operator.causal or operator.name == "hard")
+
+
+@every_operator
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_dtype_is_kept(operator, dtype):
+    q, k, v = tokens(dtype=dtype)
+    assert operator.attention(q, k, v).dtype == dtype
+    assert operator.plan(q, k).dtype == dtype
+
+
+@every_operator
+def test_any_layout_is_accepted(operator):
+    q, k, v = tokens()
+    wanted = operator.attention(q, k, v)
+    strided = [t.mT.contiguous().mT for t in (q, k, v)]
+    torch.testing.assert_close(operator.attention(*strided), wanted)
+    expanded = [t[:1, :1].expand(*BATCH, -1, -1) for t in (q, k, v)]
+    one = operator.attention(q[:1, :1], k[:1, :1], v[:1, :1])
+    torch.testing.assert_close(operator.attention(*expanded), one.expand(*BATCH, -1, -1))
+    # leading axes broadcast
+    torch.testing.assert_close(
+        operator.attention(q, k[:1], v[:, :1]),
+        operator.attention(q, k[:1].expand_as(k), v[:, :1].expand_as(v)),
+    )
+    torch.testing.assert_close(operator.attention(q[0, 0], k[0, 0], v[0, 0]), wanted[0, 0])
+
+
+@every_operator
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 5), (5, 1), (0, 3), (3, 0)])
+def test_smallest_shapes(operator, n, m):
+    q, k, v = tokens(n=n, m=m)
+    result = operator.attention(q, k, v)
+    assert result.shape == (*BATCH, n, E)
+    if m == 1:
+        torch.testing.assert_close(result, v.expand(*BATCH, n, E))
+    if m == 0:
+        assert not result.any()
+
+
+@every_operator
+def test_empty_batch(operator):
+    q, k, v = tokens(batch=(0, 3))
+    assert operator.attention(q, k, v).shape == (0, 3, N, E)
+    assert operator.plan(q, k).shape == (0, 3, N, M)
+
+
+@every_operator
+def test_gradients(operator):
+    q, k, v = (t.requires_grad_() for t in tokens(3, 5, batch=(2,)))
+    few = {"iters": 3} if "iters" in operator.options() else {}
+    if operator.differentiable:
+        assert torch.autograd.gradcheck(lambda *t: operator.attention(*t, **few), (q, k, v))
+    else:
+        assert torch.autograd.gradcheck(lambda t: operator.attention(q, k, t), (v,))
+
+
+@every_operator
+def test_masked_rows_have_zero_gradient(operator):
+    q, k, v = (t.requires_grad_() for t in tokens())
+    options = masks()
+    operator.attention(q, k, v, **options).square().sum().backward()
+    assert all(t.grad.isfinite().all() for t in (q, k, v) if t.grad is not None)
+    hidden = ~options["key_mask"].expand(*BATCH, M)
+    assert not v.grad[hidden].any()
+    if operator.differentiable:
+        padded = ~options["query_mask"].expand(*BATCH, N)
+        assert not k.grad[hidden].any()
+        assert not q.grad[padded].any()
+        assert not q.grad[0, 1, 2].any()
+        assert q.grad[0, 1, 3].any()
+
+
+@every_operator
+def test_full_graph_compile(operator):
+    q, k, v = (t.requires_grad_() for t in tokens(dtype=torch.float32))
+    options = masks()
+    options |= {"iters": 3} if "iters" in operator.options() else {}
+    compiled = torch.compile(operator.attention, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v, **options), operator.attention(q, k, v, **options))
+
+
+@every_operator
+def test_permutation_scores_give_the_permutation(operator):
+    order = torch.randperm(N)
+    x = 40 * torch.eye(N, dtype=torch.float64)
+    plan = operator.plan(x[order], x)
+    torch.testing.assert_close(plan, torch.eye(N, dtype=torch.float64)[order], atol=1e-8, rtol=0)
+
+
+@every_operator
+def test_identical_keys_share_equally(operator):
+    if operator.name == "hard":
+        pytest.skip("a tie has no unique assignment")
+    q = torch.randn(N, D, dtype=torch.float64)
+    k = torch.randn(1, D, dtype=torch.float64).expand(M, D)
+    torch.testing.assert_close(operator.plan(q, k), torch.full((N, M), 1 / M, dtype=torch.float64))
