@@ -1,0 +1,94 @@
+"""The docs keep up with the code: pages, tables, pictures and links."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import bistoch
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")]
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+def anchors(page):
+    """What the headings of a page can be linked by."""
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("operator", bistoch.OPERATORS)
+def test_every_operator_has_a_page_and_a_row(operator):
+    page = DOCS / "operators" / f"{operator}.md"
+    assert page.read_text(encoding="utf-8").startswith(f"# {operator}\n")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| `{operator}` \|.*$", readme, re.MULTILINE)
+    assert f"(docs/operators/{operator}.md)" in row
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    assert f"(operators/{operator}.md)" in index
+
+
+def test_the_table_of_the_readme_says_what_the_code_promises():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|", readme, re.MULTILINE)
+    assert [row[0] for row in rows] == list(bistoch.OPERATORS)
+    for operator, _, gradient, causal in rows:
+        assert (gradient == "yes") == bistoch.OPERATORS[operator].differentiable
+        assert (causal == "yes") == bistoch.OPERATORS[operator].causal
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_and_pictures_resolve(page):
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    for target in LINK.findall(text):
+        if re.match(r"https?://", target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.is_file(), f"{name(page)} links to {target}, which does not exist"
+        if anchor:
+            assert anchor in anchors(linked), f"{name(page)}: no heading for {target}"
+
+
+def test_every_page_is_on_the_map():
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    for page in DOCS.rglob("*.md"):
+        path = page.relative_to(DOCS).as_posix()
+        assert path == "index.md" or f"({path})" in index
+
+
+def test_pictures_are_used_small_and_made_by_the_script():
+    used = {target for page in PAGES for target in LINK.findall(page.read_text(encoding="utf-8"))}
+    used = {Path(target).name for target in used if target.endswith(".png")}
+    script = (DOCS / "figures.py").read_text(encoding="utf-8")
+    pictures = list((DOCS / "figures").iterdir())
+    assert {picture.name for picture in pictures} == used
+    for picture in pictures:
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert picture.stat().st_size < 200_000
+        assert f'"{picture.stem}"' in script
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_measured_tables_are_filled(page):
+    text = page.read_text(encoding="utf-8")
+    opened = re.findall(r"<!-- measured: (\w+) -->\n\n\| ", text)
+    assert len(opened) == text.count("<!-- measured:") == text.count("<!-- end -->")
+    script = (DOCS / "figures.py").read_text(encoding="utf-8")
+    for table in opened:
+        assert f'"{table}"' in script
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_python_in_pages_is_run(page):
+    # a block that is not a doctest could rot unseen
+    kinds = re.findall(r"^```(\w+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(kinds) <= {"pycon", "diff", "console"}
