@@ -58,7 +58,7 @@ Q, K, V = torch.randn(2, 3, 7, 5), torch.randn(2, 3, 11, 5), torch.randn(2, 3, 1
     ({"column_mass": torch.zeros(11)}, ValueError, r"column_mass must be positive.*smallest entry is 0.*key_mask"),
     ({"column_mass": torch.ones(7)}, ValueError, r"column_mass must broadcast to \(\*b, m\)"),
     ({"column_mass": torch.full((11,), float("nan"))}, ValueError, r"column_mass must be positive"),
-    ({"backend": "gpu"}, ValueError, r"backend must be one of 'auto', 'reference', 'streaming'.*it is 'gpu'"),
+    ({"backend": "gpu"}, ValueError, r"backend must be one of 'auto', 'reference', 'streaming', 'cpu'.*it is 'gpu'"),
 ])  # fmt: skip
 def test_elastic_attention(change, error, sentence):
     arguments = {"query": Q, "key": K, "value": V} | change

@@ -43,6 +43,8 @@ def check_tokens(
             f"{operator}: value must have one row per key (axis -2), but there are "
             f"{key.shape[-2]} keys and {value.shape[-2]} values"
         )
+    if all(tensor.shape[:-2] == query.shape[:-2] for tensor in tokens.values()):
+        return query.shape[:-2]
     try:
         return torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in tokens.values()))
     except RuntimeError:

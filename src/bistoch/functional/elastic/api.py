@@ -8,9 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bistoch.functional import _inputs
-from bistoch.functional._backend import choose_backend
+from bistoch.functional._backend import choose_backend, installed
 from bistoch.functional._inputs import Mask, Option
-from bistoch.functional.elastic import reference, streaming
+from bistoch.functional.elastic import cpu, reference, streaming
 from bistoch.functional.elastic.pose import Options, flatten, pose, working_dtype
 from bistoch.functional.elastic.problem import (
     Problem,
@@ -20,7 +20,7 @@ from bistoch.functional.elastic.problem import (
     row_softmax,
 )
 
-_SOLVERS = {"reference": reference.solve, "streaming": streaming.solve}
+_SOLVERS = {"reference": reference.solve, "streaming": streaming.solve, "cpu": cpu.solve}
 
 BACKENDS = tuple(_SOLVERS)
 
@@ -87,8 +87,8 @@ def elastic_attention(
         column_mass: what the columns should sum to; only ratios matter, since the rows fix the
             total. By default every real key gets the same.
         scale: factor of the dot products, by default `1/sqrt(d)`.
-        backend: "auto", "reference" (readable, keeps n x m) or "streaming" (memory linear in
-            n + m).
+        backend: "auto", "reference" (readable, keeps n x m), "streaming" (any device, memory
+            linear in n + m) or "cpu" (Numba kernels, close to the price of softmax).
 
     >>> import torch, bistoch
     >>> q, k, v = torch.randn(3, 2, 8, 5, 4).unbind()
@@ -306,7 +306,8 @@ def _dense(operator: str, problem: Problem, batch: torch.Size, backend: str) -> 
 
 def _solve(operator: str, problem: Problem, value: Tensor, backend: str) -> Solution:
     """Hand a problem to its backend; say so if a wanted tolerance was not reached."""
-    chosen = choose_backend(operator, backend, BACKENDS, auto="streaming")
+    auto = "cpu" if problem.query.device.type == "cpu" and installed("numba") else "streaming"
+    chosen = choose_backend(operator, backend, BACKENDS, auto=auto)
     with torch.autocast(problem.query.device.type, enabled=False):
         found = _SOLVERS[chosen](problem, value)
     if problem.tol is not None and not torch.compiler.is_compiling() and len(found.error):

@@ -79,6 +79,8 @@ def flatten(tokens: Tensor, batch: torch.Size) -> Float[Tensor, "B length featur
     """Tokens in working precision with one leading axis instead of many."""
     tokens = tokens.to(working_dtype(tokens.dtype))
     length, features = tokens.shape[-2:]
+    if tokens.shape[:-2] == batch:
+        return tokens.reshape(math.prod(batch), length, features)
     return tokens.expand(*batch, length, features).reshape(math.prod(batch), length, features)
 
 
@@ -116,6 +118,8 @@ def _log_mass(
     The scale is invisible in the plan; with the right one the potentials do not drift.
     """
     size, n, m = len(query), query.shape[1], key.shape[1]
+    if mass is None and query_mask is None and key_mask is None:
+        return query.new_full((size, m), math.log(max(n, 1) / max(m, 1)))
     if mass is None:
         log_mass = query.new_zeros(size, m)
     else:

@@ -1,0 +1,188 @@
+"""The elastic operator on CPUs: Numba kernels in a bounded workspace, forward and exact backward.
+
+Numba is imported, and its kernels are compiled or read from its cache, at the first call.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bistoch.functional._backend import BackendUnavailableError
+from bistoch.functional.elastic import gradient
+from bistoch.functional.elastic.operator import Gradients, History, Upstream, register
+from bistoch.functional.elastic.problem import Problem, Solution
+
+# bytes of working memory for all threads together; a head that needs more is computed without
+# storing its kernel matrix
+WORKSPACE_BYTES = 256 << 20
+# bytes of a kernel matrix up to which every thread works on a head of its own; beyond, the heads of
+# two threads would push each other out of the cache, and all threads share one head
+OWN_HEAD_BYTES = 6 << 20
+# bytes of a block of rows between its product, its exponentials and its first use
+BLOCK_BYTES = 512 << 10
+
+
+def _forward(problem: Problem, value: Tensor, solution: Solution, history: History | None) -> None:
+    if not len(problem.query):
+        return
+    _run(
+        problem,
+        value,
+        solution,
+        backward=False,
+        exact_error=int(value.shape[2] == 0 or problem.tol is not None),
+        **{} if history is None else _history(history),
+    )
+
+
+def _backward(
+    problem: Problem,
+    value: Tensor,
+    solution: Solution,
+    history: History,
+    upstream: Upstream,
+    grads: Gradients,
+) -> None:
+    (batch, n, _), m = problem.query.shape, problem.key.shape[1]
+    if not batch:
+        return
+    stored = 2 * n * m * problem.query.element_size()
+    if stored > WORKSPACE_BYTES:
+        gradient.backward(problem, value, solution, history, upstream, grads)
+        return
+    unsafe = torch.zeros(batch, dtype=torch.int64)
+    arriving = {f"{name}_grad": field.contiguous() for name, field in upstream._asdict().items()}
+    leaving = {f"{name}_grad": field for name, field in grads._asdict().items() if name != "mask"}
+    _run(
+        problem,
+        value,
+        solution,
+        backward=True,
+        mask_grad=grads.mask if grads.mask.numel() else None,
+        unsafe=unsafe,
+        **arriving,
+        **leaving,
+        **_history(history),
+    )
+    for index in unsafe.nonzero().flatten().tolist():
+        _differentiate_in_logs(index, problem, value, solution, history, upstream, grads)
+
+
+def _differentiate_in_logs(index, problem, value, solution, history, upstream, grads) -> None:
+    """One head whose factors leave the range of the kernels, by the tiles of `streaming`."""
+    some = slice(index, index + 1)
+    one = {
+        name: field[some] if isinstance(field, Tensor) and name != "mask" else field
+        for name, field in problem._asdict().items()
+    }
+    views = Gradients(
+        *(field if name == "mask" else field[some] for name, field in grads._asdict().items())
+    )
+    for name, field in views._asdict().items():
+        # what the kernels had added before they gave up
+        if name in ("lam", "omega", "log_mass"):
+            field.zero_()
+    gradient.backward(
+        Problem(**one),
+        value[some],
+        Solution(*(field[some] for field in solution)),
+        History(*(field[some] for field in history)),
+        Upstream(*(field[some] for field in upstream)),
+        views,
+    )
+
+
+def _history(history: History) -> dict[str, Tensor]:
+    return {f"{name}_history": field for name, field in history._asdict().items()}
+
+
+def _run(
+    problem: Problem,
+    value: Tensor,
+    solution: Solution,
+    *,
+    backward: bool,
+    exact_error: int = 0,
+    mask_grad: Tensor | None = None,
+    **tensors: Tensor,
+) -> None:
+    """Describe the work as a job of numbers and addresses, and let the kernels do it."""
+    runtime, head, kernels = _kernels()
+    (batch, n, d), m, e = problem.query.shape, problem.key.shape[1], value.shape[2]
+    dtype = problem.query.dtype
+    size, iters, threads = dtype.itemsize, problem.iters, runtime.threads()
+    start, number = runtime.team_entry()
+
+    shared = (batch < threads or n * m * size > OWN_HEAD_BYTES) and start != 0
+    workers, slots = (1, threads) if shared else (min(threads, batch), 1)
+    slots = max(1, min(slots, -(-n // 8)))
+    block = max(8, min(256, BLOCK_BYTES // max(m * size, 1)) // 8 * 8)
+    block = max(1, min(block, n) if n <= 128 else block)
+    elements = head.head_elements(n, m, e, iters, n, backward)
+    each = slots * head.slot_elements(m, d, e, block, backward)
+    stored = n
+    if not backward and workers * (elements + each) * size > WORKSPACE_BYTES:
+        stored = block * slots
+        elements = head.head_elements(n, m, e, iters, stored, backward)
+    workspace = torch.empty(workers * (elements + each), dtype=dtype)
+
+    owners = max(workers, slots)
+    mask_grads = None
+    if mask_grad is not None:
+        mask_grads = mask_grad if owners == 1 else mask_grad.new_zeros(owners, *mask_grad.shape)
+    tensors |= problem._asdict() | solution._asdict() | {"value": value}
+    # kept by name until the kernels are done: contiguous copies must outlive their addresses
+    kept = {
+        name: tensor.contiguous() for name, tensor in tensors.items() if isinstance(tensor, Tensor)
+    }
+    addresses = {f"{name}_at": tensor.data_ptr() for name, tensor in kept.items()}
+    still = 8 * torch.finfo(dtype).eps
+    reals = np.array([-1.0 if problem.tol is None else problem.tol, still])
+    counters = np.zeros(2, np.int64)
+    phases = np.zeros(workers * (head.PHASE_COUNT + slots), np.int64)
+    numbers = np.empty(len(head.FIELDS), np.int64)
+    job = dict.fromkeys(head.FIELDS, 0) | _mask_layout(problem, head) | addresses
+    job |= {
+        "self_at": numbers.ctypes.data, "next_head": counters.ctypes.data,
+        "next_worker": counters.ctypes.data + 8, "start": start, "number": number,
+        "phase_at": phases.ctypes.data, "slots": slots, "gemm": runtime.gemm_address(dtype),
+        "batch": batch, "n": n, "m": m, "d": d, "e": e, "iters": iters, "block": block,
+        "stored_rows": stored, "backward": int(backward), "exact_error": exact_error,
+        "reals_at": reals.ctypes.data, "workspace_at": workspace.data_ptr(),
+        "workspace_stride": elements + each,
+        "mask_grad_at": 0 if mask_grads is None else mask_grads.data_ptr(),
+        "mask_grad_size": 0 if mask_grad is None else mask_grad.numel(),
+    }  # fmt: skip
+    for name in kernels.BACKWARD if backward else kernels.FORWARD:
+        job[f"{name}_body"] = kernels.compiled(name, dtype).address
+    numbers[:] = [job[name] for name in head.FIELDS]
+    worker = kernels.compiled("differentiate" if backward else "solve", dtype)
+    runtime.run(worker, numbers, workers)
+    if mask_grad is not None and mask_grads is not mask_grad:
+        torch.sum(mask_grads, 0, out=mask_grad)
+
+
+def _kernels():
+    try:
+        from bistoch.functional.elastic import cpu_head, cpu_kernels, cpu_runtime
+    except ImportError as error:
+        raise BackendUnavailableError(
+            'the backend "cpu" needs Numba, which cannot be imported here; install it with '
+            'pip install numba, or choose backend="streaming"'
+        ) from error
+    return cpu_runtime, cpu_head, cpu_kernels
+
+
+def _mask_layout(problem: Problem, head) -> dict[str, int]:
+    if problem.mask is None:
+        return {}
+    _, rows, columns = problem.mask.shape
+    return {
+        "mask_kind": head.BOOLEAN if problem.mask.dtype == torch.bool else head.BIAS,
+        "mask_stride": rows * columns,
+        "mask_row_stride": 0 if rows == 1 else columns,
+        "mask_column_stride": 0 if columns == 1 else 1,
+    }
+
+
+solve = register("elastic_cpu", _forward, _backward)

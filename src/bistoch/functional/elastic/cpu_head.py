@@ -1,0 +1,337 @@
+"""What a job tells the kernels, where a head's numbers lie, and the loops that all kernels share.
+
+Kernels meet as C functions of one pointer, so that each is compiled once: a job is a row of int64
+numbers, sizes and addresses, and every kernel opens the few arrays that it needs.
+"""
+
+from collections import namedtuple
+
+import numpy as np
+from numba import carray
+from numba.np.unsafe.ndarray import to_fixed_tuple
+
+from bistoch.functional.elastic.cpu_runtime import (
+    PLAIN,
+    TRANSPOSED,
+    at,
+    call_body,
+    exponential,
+    jit,
+    larger,
+    matmul,
+    start_team,
+    take_next,
+    thread_number,
+)
+
+# the numbers of a job in their order; names ending in _at are addresses
+FIELDS = (
+    # the team
+    "self_at", "next_head", "next_worker", "start", "number", "phase_at", "slots", "gemm",
+    "build_body", "iterate_body", "finish_body", "prepare_body", "step_body", "scatter_body",
+    # sizes
+    "batch", "n", "m", "d", "e", "iters", "block", "stored_rows", "backward", "exact_error",
+    # inputs
+    "reals_at", "query_at", "key_at", "value_at", "mask_at", "mask_kind", "mask_index_at",
+    "mask_stride", "mask_row_stride", "mask_column_stride", "query_mask_at", "key_mask_at",
+    "sharpness_at", "lam_at", "omega_at", "log_mass_at",
+    # the solution and its history
+    "output_at", "row_at", "column_at", "error_at", "iterations_at", "row_history_at",
+    "peak_history_at", "log_total_history_at",
+    # gradients that arrive and leave
+    "output_grad_at", "row_grad_at", "column_grad_at", "query_grad_at", "key_grad_at",
+    "value_grad_at", "sharpness_grad_at", "lam_grad_at", "omega_grad_at", "log_mass_grad_at",
+    "mask_grad_at", "mask_grad_size", "unsafe_at",
+    "workspace_at", "workspace_stride",
+)  # fmt: skip
+Job = namedtuple("Job", FIELDS)
+FIELD_COUNT = len(FIELDS)
+
+NO_MASK, BOOLEAN, BIAS = 0, 1, 2
+
+# a phase as a member of the team finds it; behind it, one number per slot: has it been taken?
+Phase = namedtuple("Phase", "job_at index space owner flag t")
+PHASE_COUNT = len(Phase._fields)
+
+# vectors of a head in its workspace: over queries, and over keys
+FACTOR, SHIFT, GRAD = range(3)
+COLUMN, ABSORBED, WEIGHT, TOTAL, PEAK, STEP, COLUMN_GRAD = range(7)
+QUERY_VECTORS, KEY_VECTORS = 3, 7
+# vectors over keys that every slot has for itself
+SUM, PARTIAL = range(2)
+
+
+def head_elements(n: int, m: int, e: int, iters: int, stored: int, backward: bool) -> int:
+    """How many numbers the work on one head needs, beside its slots."""
+    more = (n * m + 2 * iters * (n + m)) if backward else m * e
+    return stored * m + QUERY_VECTORS * n + KEY_VECTORS * m + more
+
+
+def slot_elements(m: int, d: int, e: int, block: int, backward: bool) -> int:
+    """How many numbers each member of a team needs."""
+    return 2 * m + ((block * m + m * (d + e) + 1) if backward else 0)
+
+
+@jit
+def open_job(address):
+    """The numbers of a job by name."""
+    numbers = carray(at(address, np.empty(0, np.int64)), (FIELD_COUNT,))
+    return Job(*to_fixed_tuple(numbers, FIELD_COUNT))
+
+
+@jit
+def open_phase(pointer):
+    """The numbers of a phase by name."""
+    return Phase(*to_fixed_tuple(carray(pointer, (PHASE_COUNT,)), PHASE_COUNT))
+
+
+@jit
+def vector(address, length, like):
+    """A vector at an address."""
+    return carray(at(address, like), (length,))
+
+
+@jit
+def matrix(address, rows, columns, like):
+    """A row-major matrix at an address."""
+    return carray(at(address, like), (rows, columns))
+
+
+@jit
+def of_head(address, index, rows, columns, like):
+    """The matrix of one head in a batch of them."""
+    return matrix(address + index * rows * columns * like.itemsize, rows, columns, like)
+
+
+@jit
+def whole(address):
+    """A vector of int64 that starts at an address, to be read at one place."""
+    return carray(at(address, np.empty(0, np.int64)), (1 << 40,))
+
+
+@jit
+def kernel_of(job, space, like):
+    """The stored matrix: K in the forward, P in the backward."""
+    return matrix(space, job.stored_rows, job.m, like)
+
+
+@jit
+def over_queries(job, space, which, like):
+    """A vector of the head over its queries."""
+    behind = job.stored_rows * job.m + which * job.n
+    return vector(space + behind * like.itemsize, job.n, like)
+
+
+@jit
+def over_keys(job, space, which, like):
+    """A vector of the head over its keys."""
+    behind = job.stored_rows * job.m + QUERY_VECTORS * job.n + which * job.m
+    return vector(space + behind * like.itemsize, job.m, like)
+
+
+@jit
+def behind_vectors(job, space, like):
+    """Where the larger things of a head begin: weighted values, or what the backward needs."""
+    behind = (job.stored_rows + KEY_VECTORS) * job.m + QUERY_VECTORS * job.n
+    return space + behind * like.itemsize
+
+
+@jit
+def low_rank(job, space, like):
+    """The two thin matrices whose product rescales the plan in the backward."""
+    left = behind_vectors(job, space, like) + job.n * job.m * like.itemsize
+    right = left + 2 * job.n * job.iters * like.itemsize
+    return matrix(left, job.n, 2 * job.iters, like), matrix(right, job.m, 2 * job.iters, like)
+
+
+@jit
+def slot_at(job, space, number, like):
+    """Where the part of the workspace begins that belongs to one member of the team."""
+    own = 2 * job.m
+    behind = job.m * job.e
+    if job.backward:
+        own += job.block * job.m + job.m * (job.d + job.e) + 1
+        behind = job.n * job.m + 2 * job.iters * (job.n + job.m)
+    return behind_vectors(job, space, like) + (behind + number * own) * like.itemsize
+
+
+@jit
+def of_slot(job, space, number, which, like):
+    """A vector over keys that belongs to one member of the team."""
+    start = slot_at(job, space, number, like)
+    return vector(start + which * job.m * like.itemsize, job.m, like)
+
+
+@jit
+def run_phase(job, body, index, space, owner, flag, t):
+    """Do one phase of a head on all its slots, alone or with the team."""
+    record = carray(at(job.phase_at, np.empty(0, np.int64)), (PHASE_COUNT + job.slots,))
+    # in a batch of heads every worker has a record of its own
+    record = carray(
+        at(job.phase_at + owner * 8 * (PHASE_COUNT + job.slots), record),
+        (PHASE_COUNT + job.slots,),
+    )
+    record[:PHASE_COUNT] = (job.self_at, index, space, owner, flag, t)
+    record[PHASE_COUNT:] = 0
+    if job.slots == 1:
+        call_body(body, record.ctypes.data)
+    else:
+        start_team(job.start, body, record.ctypes.data, job.slots)
+
+
+@jit
+def next_slot(job, pointer, tried):
+    """A slot that nobody has taken, this thread's own first; -1 when there is none left."""
+    mine = thread_number(job.number) if job.slots > 1 else 0
+    taken = carray(pointer, (PHASE_COUNT + job.slots,)).ctypes.data + 8 * PHASE_COUNT
+    for offset in range(tried, job.slots):
+        slot = (mine + offset) % job.slots
+        if take_next(taken + 8 * slot) == 0:
+            return slot
+    return -1
+
+
+@jit
+def rows_of_slot(job, slot):
+    """The rows of a slot: whole groups of eight, as even as they can be."""
+    groups = (job.n + 7) // 8
+    first = min(8 * (groups * slot // job.slots), job.n)
+    return first, min(8 * (groups * (slot + 1) // job.slots), job.n)
+
+
+@jit
+def write_scores(job, index, first, last, block):
+    """Scores of rows [first, last) into a block, minus infinity where forbidden."""
+    m, d, size, zero = job.m, job.d, block.itemsize, block.dtype.type(0)
+    if d:
+        sharpness = vector(job.sharpness_at, job.batch, block[0])[index]
+        matmul(
+            job.gemm, TRANSPOSED, PLAIN, m, last - first, d, sharpness,
+            job.key_at + index * m * d * size, d,
+            job.query_at + (index * job.n + first) * d * size, d, zero, block.ctypes.data, m,
+        )  # fmt: skip
+    else:
+        block[:] = zero
+    if job.mask_kind != NO_MASK or job.query_mask_at or job.key_mask_at:
+        forbid(job, index, first, last, block)
+
+
+@jit
+def forbid(job, index, first, last, block):
+    """Add the bias, and put minus infinity wherever a query may not see a key."""
+    n, m = job.n, job.m
+    never = block.dtype.type(-np.inf)
+    byte = np.empty(0, np.uint8)
+    stride = job.mask_column_stride
+    which = whole(job.mask_index_at)[index] if job.mask_kind != NO_MASK else 0
+    for i in range(first, last):
+        row = block[i - first]
+        start = which * job.mask_stride + i * job.mask_row_stride
+        if job.mask_kind == BIAS:
+            bias = vector(job.mask_at + start * block.itemsize, (m - 1) * stride + 1, row)
+            for j in range(m):
+                row[j] += bias[j * stride]
+        elif job.mask_kind == BOOLEAN:
+            bits = vector(job.mask_at + start, (m - 1) * stride + 1, byte)
+            for j in range(m):
+                row[j] = row[j] if bits[j * stride] else never
+        if job.key_mask_at:
+            real = vector(job.key_mask_at + index * m, m, byte)
+            for j in range(m):
+                row[j] = row[j] if real[j] else never
+        if job.query_mask_at and not vector(job.query_mask_at + index * n, n, byte)[i]:
+            row[:] = never
+
+
+@jit
+def build_block(job, index, space, first, last, block, like):
+    """A block of rows of `K = exp(S + absorbed - rowmax)` with its row factors 1 / sum."""
+    absorbed = over_keys(job, space, ABSORBED, like)
+    factor, shift = over_queries(job, space, FACTOR, like), over_queries(job, space, SHIFT, like)
+    one, zero = like.dtype.type(1), like.dtype.type(0)
+    write_scores(job, index, first, last, block)
+    for i in range(first, last):
+        highest, total = exponentiate(block[i - first], absorbed)
+        shift[i] = highest
+        factor[i] = one / total if total > zero else zero
+
+
+@jit
+def exponentiate(row, bias):
+    """Turn scores into `exp(row + bias - max)`; return the maximum and the sum."""
+    m = len(row)
+    highest = row.dtype.type(-np.inf)
+    for j in range(m):
+        x = row[j] + bias[j]
+        row[j] = x
+        highest = larger(highest, x)
+    total = row.dtype.type(0)
+    if highest == -np.inf:
+        row[:] = total
+        return total, total
+    for j in range(m):
+        x = exponential(row[j] - highest)
+        row[j] = x
+        total += x
+    return highest, total
+
+
+@jit
+def add_columns(block, factor, totals):
+    """totals += block^T factor for eight rows or fewer, which are in the first-level cache."""
+    rows, m = block.shape
+    if rows == 8:
+        f0, f1, f2, f3 = factor[0], factor[1], factor[2], factor[3]
+        f4, f5, f6, f7 = factor[4], factor[5], factor[6], factor[7]
+        for j in range(m):
+            totals[j] += (
+                f0 * block[0, j] + f1 * block[1, j] + f2 * block[2, j] + f3 * block[3, j]
+                + f4 * block[4, j] + f5 * block[5, j] + f6 * block[6, j] + f7 * block[7, j]
+            )  # fmt: skip
+    else:
+        for i in range(rows):
+            f = factor[i]
+            for j in range(m):
+                totals[j] += f * block[i, j]
+
+
+@jit
+def dot_rows(block, weights, sums):
+    """sums = block weights, four rows at a time."""
+    rows, m = block.shape
+    zero = sums.dtype.type(0)
+    even = rows - rows % 4
+    for i in range(0, even, 4):
+        s0, s1, s2, s3 = zero, zero, zero, zero
+        for j in range(m):
+            w = weights[j]
+            s0 += block[i, j] * w
+            s1 += block[i + 1, j] * w
+            s2 += block[i + 2, j] * w
+            s3 += block[i + 3, j] * w
+        sums[i], sums[i + 1], sums[i + 2], sums[i + 3] = s0, s1, s2, s3
+    for i in range(even, rows):
+        s = zero
+        for j in range(m):
+            s += block[i, j] * weights[j]
+        sums[i] = s
+
+
+@jit
+def flush(total, partial):
+    """Add the totals of a block of rows to those of the slot and start anew: short sums round less."""
+    for j in range(len(total)):
+        total[j] += partial[j]
+        partial[j] = total.dtype.type(0)
+
+
+@jit
+def gather_totals(job, space, like):
+    """The column totals of all slots, always in the same order."""
+    total = over_keys(job, space, TOTAL, like)
+    total[:] = of_slot(job, space, 0, SUM, like)
+    for number in range(1, job.slots):
+        more = of_slot(job, space, number, SUM, like)
+        for j in range(len(more)):
+            total[j] += more[j]
+    return total

@@ -1,0 +1,327 @@
+"""What the CPU kernels stand on: fast exp and log, the BLAS and the thread team of torch itself.
+
+Everything here is Numba source, so no compiler is needed. Kernels run on the OpenMP team that torch
+already keeps warm: no second pool competes for the cores, and `torch.set_num_threads` is honoured.
+"""
+
+import ctypes
+import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import cfunc, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+# infinities are ordinary here, NaN never occurs: everything of fastmath but "ninf" and "afn"
+FAST = {"nnan", "nsz", "reassoc", "contract", "arcp"}
+
+_float, _double, _i32, _i64 = ir.FloatType(), ir.DoubleType(), ir.IntType(32), ir.IntType(64)
+_pointer = ir.IntType(8).as_pointer()
+
+
+# the disk cache looks only at the file of a function, but kernels call kernels in other files:
+# with this in their names, a change in any of them is a new name
+_SOURCES = sorted(Path(__file__).parent.glob("cpu_*.py"))
+_DIGEST = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES)).hexdigest()[:12]
+
+
+def jit(function):
+    """Compile for the caller's types, keep the result on disk if any folder can be written."""
+    return _keep(function, njit, nogil=True)
+
+
+def body(function):
+    """Compile a kernel that is called by address, `void body(int64* record)`."""
+    return _keep(function, partial(cfunc, types.void(types.CPointer(types.int64))))
+
+
+def _keep(function, decorate, **options):
+    function.__qualname__ = f"{function.__name__}_{_DIGEST}"
+    options |= {"fastmath": FAST, "error_model": "numpy"}
+    try:
+        return decorate(cache=True, **options)(function)
+    except RuntimeError:
+        # no folder for the cache can be written: compile in every process instead
+        return decorate(**options)(function)
+
+
+@intrinsic
+def larger(typing, a, b):
+    """The larger of two floats, in the form that the vectoriser knows."""
+    kind = {types.float32: _float, types.float64: _double}[a]
+
+    def generate(context, builder, signature, arguments):
+        maximum = builder.module.declare_intrinsic(
+            "llvm.maxnum", [kind], ir.FunctionType(kind, [kind, kind])
+        )
+        return builder.call(maximum, arguments, fastmath=("nnan", "nsz"))
+
+    return a(a, a), generate
+
+
+@intrinsic
+def _fused(typing, a, b, c):
+    """a * b + c rounded once, and safe from being reassociated."""
+
+    def generate(context, builder, signature, arguments):
+        kind = ir.FunctionType(_float, [_float] * 3)
+        return builder.call(builder.module.declare_intrinsic("llvm.fma", [_float], kind), arguments)
+
+    return types.float32(types.float32, types.float32, types.float32), generate
+
+
+@intrinsic
+def _power_of_two(typing, exponent):
+    """2^k as float32 for a whole number k held in a float32, by writing the exponent bits."""
+
+    def generate(context, builder, signature, arguments):
+        whole = builder.fptosi(arguments[0], _i32)
+        return builder.bitcast(builder.shl(builder.add(whole, _i32(127)), _i32(23)), _float)
+
+    return types.float32(types.float32), generate
+
+
+@intrinsic
+def _split_exponent(typing, x):
+    """The exponent of a positive normal float32 such that the rest lies in [sqrt(1/2), sqrt(2))."""
+
+    def generate(context, builder, signature, arguments):
+        # bits of sqrt(1/2)
+        above = builder.sub(builder.bitcast(arguments[0], _i32), _i32(0x3F3504F3))
+        return builder.sitofp(builder.ashr(above, _i32(23)), _float)
+
+    return types.float32(types.float32), generate
+
+
+def exponential(x):
+    """`exp(x)` for x <= 0 or moderate, exactly zero below the range of the dtype."""
+    raise NotImplementedError("only inside compiled kernels")
+
+
+@overload(exponential, jit_options={"fastmath": FAST})
+def _exponential(x):
+    f = np.float32
+    if x == types.float64:
+        return lambda x: np.exp(x) if x > -700.0 else 0.0
+
+    def float32(x):
+        # Cody and Waite: x = k log 2 + r, with a polynomial for exp(r)
+        k = np.floor(x * f(1.4426950408889634) + f(0.5))
+        r = _fused(k, f(2.12194440e-4), _fused(k, f(-0.693359375), x))
+        p = f(1.9875691500e-4)
+        p = p * r + f(1.3981999507e-3)
+        p = p * r + f(8.3334519073e-3)
+        p = p * r + f(4.1665795894e-2)
+        p = p * r + f(1.6666665459e-1)
+        p = p * r + f(5.0000001201e-1)
+        p = p * r * r + r + f(1.0)
+        return p * _power_of_two(k) if x > f(-87.0) else f(0.0)
+
+    return float32
+
+
+def logarithm(x):
+    """`log(x)` for a positive normal x."""
+    raise NotImplementedError("only inside compiled kernels")
+
+
+@overload(logarithm, jit_options={"fastmath": FAST})
+def _logarithm(x):
+    f = np.float32
+    if x == types.float64:
+        return lambda x: np.log(x)
+
+    def float32(x):
+        k = _split_exponent(x)
+        # in two factors, since 2^-k alone may leave the range
+        half = np.floor(k * f(0.5))
+        r = x * _power_of_two(-half) * _power_of_two(half - k) - f(1.0)
+        p = f(7.0376836292e-2)
+        p = p * r + f(-1.1514610310e-1)
+        p = p * r + f(1.1676998740e-1)
+        p = p * r + f(-1.2420140846e-1)
+        p = p * r + f(1.4249322787e-1)
+        p = p * r + f(-1.6668057665e-1)
+        p = p * r + f(2.0000714765e-1)
+        p = p * r + f(-2.4999993993e-1)
+        p = p * r + f(3.3333331174e-1)
+        z = r * r
+        small = _fused(k, f(-2.12194440e-4), _fused(z, f(-0.5), r * z * p))
+        return _fused(k, f(0.693359375), r + small)
+
+    return float32
+
+
+@intrinsic
+def at(typing, address, like):
+    """The address of an array as a typed pointer, for numba.carray; `like` gives the dtype."""
+    kind = types.CPointer(like.dtype)
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], context.get_value_type(kind))
+
+    return kind(types.int64, like), generate
+
+
+@intrinsic
+def take_next(typing, address):
+    """Add one to the int64 at an address and return what it was, atomically."""
+
+    def generate(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], _i64.as_pointer())
+        return builder.atomic_rmw("add", pointer, _i64(1), "seq_cst")
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def matmul(typing, gemm, transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):
+    """C = alpha op(A) op(B) + beta C for column-major matrices given by address, through BLAS."""
+    scalar = {types.float32: _float, types.float64: _double}[alpha]
+
+    def generate(context, builder, signature, arguments):
+        gemm, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc = arguments
+
+        def reference(value, kind):
+            if kind is not scalar:
+                value = builder.trunc(value, kind)
+            return builder.bitcast(cgutils.alloca_once_value(builder, value), _pointer)
+
+        i8 = ir.IntType(8)
+        pointers = [
+            reference(ta, i8), reference(tb, i8),
+            reference(m, _i32), reference(n, _i32), reference(k, _i32), reference(alpha, scalar),
+            builder.inttoptr(a, _pointer), reference(lda, _i32),
+            builder.inttoptr(b, _pointer), reference(ldb, _i32), reference(beta, scalar),
+            builder.inttoptr(c, _pointer), reference(ldc, _i32),
+        ]  # fmt: skip
+        # Fortran passes the lengths of the two characters behind the visible arguments
+        kind = ir.FunctionType(ir.VoidType(), [_pointer] * 13 + [_i64] * 2)
+        function = builder.inttoptr(gemm, kind.as_pointer())
+        builder.call(function, [*pointers, _i64(1), _i64(1)])
+        return context.get_dummy_value()
+
+    i = types.int64
+    return types.void(i, i, i, i, i, i, alpha, i, i, i, i, alpha, i, i), generate
+
+
+@intrinsic
+def start_team(typing, start, function, record, members):
+    """Run the body at an address on a team of threads, through the runtime's own entry."""
+
+    def generate(context, builder, signature, arguments):
+        kind = ir.FunctionType(ir.VoidType(), [_pointer, _pointer, _i32, _i32])
+        start, function, record, members = arguments
+        builder.call(
+            builder.inttoptr(start, kind.as_pointer()),
+            [
+                builder.inttoptr(function, _pointer),
+                builder.inttoptr(record, _pointer),
+                builder.trunc(members, _i32),
+                _i32(0),
+            ],
+        )
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def call_body(typing, function, record):
+    """Call the body at an address in this thread."""
+
+    def generate(context, builder, signature, arguments):
+        kind = ir.FunctionType(ir.VoidType(), [_pointer])
+        function, record = arguments
+        builder.call(
+            builder.inttoptr(function, kind.as_pointer()), [builder.inttoptr(record, _pointer)]
+        )
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def thread_number(typing, function):
+    """Which member of the team this thread is, asked from the runtime's function at an address."""
+
+    def generate(context, builder, signature, arguments):
+        kind = ir.FunctionType(_i32, [])
+        number = builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [])
+        return builder.sext(number, _i64)
+
+    return types.int64(types.int64), generate
+
+
+# characters that BLAS understands
+PLAIN, TRANSPOSED = ord("N"), ord("T")
+
+
+@cache
+def gemm_address(dtype: torch.dtype) -> int:
+    """The matrix product of torch's own BLAS if it is visible, else of scipy's."""
+    name = {torch.float32: "sgemm", torch.float64: "dgemm"}[dtype]
+    for library in sorted((Path(torch.__file__).parent / "lib").glob("*torch_cpu*")):
+        try:
+            return ctypes.cast(
+                getattr(ctypes.CDLL(str(library)), f"{name}_"), ctypes.c_void_p
+            ).value
+        except (OSError, AttributeError):
+            continue
+    from scipy.linalg import cython_blas
+
+    capsule = cython_blas.__pyx_capi__[name]
+    ctypes.pythonapi.PyCapsule_GetName.restype = ctypes.c_char_p
+    ctypes.pythonapi.PyCapsule_GetName.argtypes = [ctypes.py_object]
+    ctypes.pythonapi.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    ctypes.pythonapi.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    label = ctypes.pythonapi.PyCapsule_GetName(capsule)
+    return ctypes.pythonapi.PyCapsule_GetPointer(capsule, label)
+
+
+@cache
+def team_entry() -> tuple[int, int]:
+    """Addresses in torch's OpenMP runtime: start a team, and tell a member's number; or zeros."""
+    folder = Path(torch.__file__).parent / "lib"
+    for candidate in (*map(str, sorted(folder.glob("libgomp*"))), "libgomp.so.1"):
+        try:
+            library = ctypes.CDLL(candidate)
+            functions = library.GOMP_parallel, library.omp_get_thread_num
+        except (OSError, AttributeError):
+            continue
+        start, number = (ctypes.cast(f, ctypes.c_void_p).value for f in functions)
+        return start or 0, number or 0
+    return 0, 0
+
+
+_PROCESS = os.getpid()
+
+
+def threads() -> int:
+    """How many threads kernels may use: torch's number, or one in a forked child.
+
+    The team does not survive a fork; waiting for it would hang.
+    """
+    return 1 if os.getpid() != _PROCESS else torch.get_num_threads()
+
+
+def run(compiled, job: np.ndarray, team: int) -> None:
+    """Run a compiled body on a team of threads; every member calls it with the same job."""
+    pointer = job.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
+    start, _ = team_entry()
+    if team == 1:
+        compiled.ctypes(pointer)
+    elif start:
+        kind = ctypes.CFUNCTYPE(
+            None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
+        )
+        kind(start)(compiled.address, job.ctypes.data, team, 0)
+    else:
+        with ThreadPoolExecutor(team) as pool:
+            list(pool.map(compiled.ctypes, [pointer] * team))

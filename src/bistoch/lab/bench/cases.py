@@ -1,0 +1,114 @@
+"""What is computed: shapes, scores and options, and tensors made from them by a fixed seed."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Task = Literal["attention", "balance"]
+Scores = Literal["random", "peaked"]
+Direction = Literal["forward", "forward+backward"]
+
+SEED = 0
+# the standard deviation of peaked scores, and how much more every query likes the sink key
+PEAKED_STD, SINK = 4.0, 8.0
+SCORES = {
+    "random": "q, k ~ N(0, 1): scores have standard deviation 1",
+    "peaked": f"scores have standard deviation {PEAKED_STD:g}, and every query likes one sink key "
+    f"by {SINK:g} more",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How far to balance: elasticity and iterations.
+
+    >>> str(Setting(lam=0.5, iters=5))
+    'lam=0.5 iters=5'
+    """
+
+    lam: float = 1.0
+    iters: int = 10
+
+    def __str__(self) -> str:
+        return f"lam={self.lam:g} iters={self.iters}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem for all contenders: `shape` is (batch, heads, n, d), or (count, n, n).
+
+    >>> case = Case("n=64", "attention", (1, 8, 64, 32), "random")
+    >>> case.problems, case.n, [tuple(tensor.shape) for tensor in case.inputs()]
+    (8, 64, [(1, 8, 64, 32), (1, 8, 64, 32), (1, 8, 64, 32)])
+    """
+
+    name: str
+    task: Task
+    shape: tuple[int, ...]
+    scores: Scores
+
+    @property
+    def n(self) -> int:
+        """The number of queries, which is the number of keys."""
+        return self.shape[-2]
+
+    @property
+    def problems(self) -> int:
+        """How many plans there are: batch times heads."""
+        return math.prod(self.shape[:-2])
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Query, key and value, or only scores; float32, the same in every process."""
+        generator = torch.Generator().manual_seed(SEED)
+        if self.task == "balance":
+            return (torch.randn(self.shape, generator=generator),)
+        query, key, value = torch.randn(3, *self.shape, generator=generator).unbind()
+        if self.scores == "peaked":
+            query, key = _sharpen(query, key)
+        return query.contiguous(), key.contiguous(), value.contiguous()
+
+    def cotangent(self) -> Tensor:
+        """What arrives from above at the result, for the backward."""
+        return torch.randn(self.shape, generator=torch.Generator().manual_seed(SEED + 1))
+
+
+def _sharpen(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Widen the scores, and give the first feature to a key that every query likes."""
+    n, d = query.shape[-2:]
+    query, key = (x * math.sqrt(PEAKED_STD) for x in (query, key))
+    query[..., 0], key[..., 0] = 1, 0
+    key[..., n // 3, 0] = SINK * math.sqrt(d)
+    return query, key
+
+
+BALANCE = Setting(lam=1.0, iters=20)
+
+
+def small_matrices(count: int) -> Case:
+    """Many 4 x 4 score matrices, as in manifold-constrained residual connections.
+
+    >>> small_matrices(100).shape
+    (100, 4, 4)
+    """
+    return Case(f"{count} 4x4", "balance", (count, 4, 4), "random")
+
+
+def vit_batch(scores: Scores = "random") -> Case:
+    """A training batch of a small vision transformer: 64 images, 6 heads, 64 patches and a class.
+
+    >>> vit_batch().problems
+    384
+    """
+    return Case("ViT batch", "attention", (64, 6, 65, 32), scores)
+
+
+def sequence(n: int, heads: int, dim: int, scores: Scores) -> Case:
+    """One sequence of n tokens.
+
+    >>> sequence(64, 8, 32, "peaked").name
+    'n=64'
+    """
+    return Case(f"n={n}", "attention", (1, heads, n, dim), scores)

@@ -1,0 +1,213 @@
+"""Who competes: torch's softmax attention, our backends, and the dense code that people write."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from bistoch.functional import OPERATORS, balance, elastic_attention
+from bistoch.lab.bench.cases import Direction, Setting
+
+SDPA, LOOP = "sdpa", "plain loop"
+
+
+class Task(NamedTuple):
+    """What a contender is given: float32 tensors, and the gradient that arrives from above."""
+
+    inputs: tuple[Tensor, ...]
+    cotangent: Tensor
+    setting: Setting
+
+
+class Calls(NamedTuple):
+    """A contender bound to its task: what is timed, and how a result is read.
+
+    `read` gives the output of `forward()`, and the output with all gradients of `train()`.
+    """
+
+    forward: Callable[[], Any]
+    train: Callable[[], Any]
+    read: Callable[[Any], tuple[Tensor, ...]]
+
+
+def _linear(direction: Direction, iters: int) -> int:
+    return 0
+
+
+def keeps_graph(direction: Direction, iters: int) -> int:
+    """Matrices alive in log-domain code with autograd: two in the graph for each iteration.
+
+    >>> keeps_graph("forward", 10), keeps_graph("forward+backward", 10)
+    (4, 26)
+    """
+    return 4 if direction == "forward" else 2 * iters + 6
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to compute; `truth` names the right answer, `matrices` counts n x m ones alive.
+
+    `package` is the library it needs, which then runs in a process of its own. `efforts` multiplies
+    the iterations of one that takes other steps to the limit: the first that suffices is timed.
+    """
+
+    name: str
+    prepare: Callable[[Task], Calls]
+    truth: str
+    matrices: Callable[[Direction, int], int] = _linear
+    package: str | None = None
+    has_gradient: bool = True
+    any_lam: bool = True
+    efforts: tuple[int, ...] = (1,)
+
+    @property
+    def dense(self) -> bool:
+        """Whether memory grows with n x m."""
+        return self.matrices("forward", 1) > 0
+
+    @property
+    def takes_setting(self) -> bool:
+        """Whether elasticity and iterations are asked of it."""
+        return self.truth in ("elastic", "limit", "balance")
+
+
+def torch_calls(function: Callable[..., Tensor], task: Task) -> Calls:
+    """Bind a differentiable function of the inputs.
+
+    >>> task = Task((torch.ones(2, 2),), torch.ones(2, 2), Setting())
+    >>> calls = torch_calls(torch.square, task)
+    >>> [tensor.tolist() for tensor in calls.read(calls.train())]
+    [[[1.0, 1.0], [1.0, 1.0]], [[2.0, 2.0], [2.0, 2.0]]]
+    """
+    leaves = tuple(x.detach().requires_grad_() for x in task.inputs)
+
+    def forward() -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            return (function(*task.inputs),)
+
+    def train() -> tuple[Tensor, ...]:
+        output = function(*leaves)
+        return output.detach(), *torch.autograd.grad(output, leaves, task.cotangent)
+
+    return Calls(forward, train, lambda result: result)
+
+
+def attention_contenders() -> dict[str, Contender]:
+    """Softmax attention, every backend of the elastic operator, and two dense codes.
+
+    >>> list(attention_contenders())[:2]
+    ['sdpa', 'elastic reference']
+    """
+    rows = [Contender(SDPA, _prepare_sdpa, "softmax")]
+    for backend in OPERATORS["elastic"].backends:
+        matrices = keeps_graph if backend == "reference" else _linear
+        rows.append(Contender(f"elastic {backend}", _elastic(backend), "elastic", matrices))
+    rows.append(Contender("dense log-domain", _prepare_dense_log, "elastic", keeps_graph))
+    scaling = Contender("dense scaling", _prepare_dense_scaling, "elastic", lambda *_: 5)
+    return {row.name: row for row in (*rows, scaling)}
+
+
+def balance_contenders() -> dict[str, Contender]:
+    """The plain torch loop, and `balance` by every backend.
+
+    >>> next(iter(balance_contenders()))
+    'plain loop'
+    """
+    rows = [Contender(LOOP, _prepare_plain_loop, "balance", keeps_graph)]
+    for backend in OPERATORS["elastic"].backends:
+        matrices = keeps_graph if backend == "reference" else _linear
+        rows.append(Contender(f"balance {backend}", _balance(backend), "balance", matrices))
+    return {row.name: row for row in rows}
+
+
+def operator_contenders() -> dict[str, Contender]:
+    """Softmax attention of torch, and every row of OPERATORS with its default options.
+
+    >>> list(operator_contenders())[:2]
+    ['sdpa', 'softmax']
+    """
+    rows = [Contender(SDPA, _prepare_sdpa, "softmax")]
+    for name, operator in OPERATORS.items():
+        rows.append(
+            Contender(name, _operator(name), f"{name} plan", has_gradient=operator.differentiable)
+        )  # fmt: skip
+    return {row.name: row for row in rows}
+
+
+def _prepare_sdpa(task: Task) -> Calls:
+    return torch_calls(scaled_dot_product_attention, task)
+
+
+def _elastic(backend: str) -> Callable[[Task], Calls]:
+    def prepare(task: Task) -> Calls:
+        lam, iters = task.setting.lam, task.setting.iters
+
+        def attend(*inputs: Tensor) -> Tensor:
+            return elastic_attention(*inputs, lam=lam, iters=iters, backend=backend)
+
+        return torch_calls(attend, task)
+
+    return prepare
+
+
+def _balance(backend: str) -> Callable[[Task], Calls]:
+    def prepare(task: Task) -> Calls:
+        lam, iters = task.setting.lam, task.setting.iters
+
+        def plan(scores: Tensor) -> Tensor:
+            return balance(scores, lam=lam, iters=iters, backend=backend)
+
+        return torch_calls(plan, task)
+
+    return prepare
+
+
+def _operator(name: str) -> Callable[[Task], Calls]:
+    return lambda task: torch_calls(OPERATORS[name].attention, task)
+
+
+# what follows is written as papers and projects write it, on purpose without a line of ours
+
+
+def _prepare_dense_log(task: Task) -> Calls:
+    lam, iters = task.setting.lam, task.setting.iters
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        column = scores.new_zeros(*scores.shape[:-2], 1, scores.shape[-1])
+        for _ in range(iters):
+            row = -torch.logsumexp(scores + column, -1, keepdim=True)
+            column = -lam * torch.logsumexp(scores + row, -2, keepdim=True)
+        return (scores + column).softmax(-1) @ value
+
+    return torch_calls(attend, task)
+
+
+def _prepare_dense_scaling(task: Task) -> Calls:
+    lam, iters = task.setting.lam, task.setting.iters
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        kernel = (scores - scores.detach().amax(-1, keepdim=True)).exp()
+        column = kernel.new_ones(*kernel.shape[:-2], kernel.shape[-1], 1)
+        for _ in range(iters):
+            row = 1 / (kernel @ column)
+            column = 1 / (kernel.mT @ row)
+            column = column if lam == 1 else column**lam
+        return (kernel @ (column * value)) / (kernel @ column)
+
+    return torch_calls(attend, task)
+
+
+def _prepare_plain_loop(task: Task) -> Calls:
+    def plan(scores: Tensor) -> Tensor:
+        # log-domain normalisation of rows and columns in turn, ending on rows
+        for _ in range(task.setting.iters):
+            scores = scores - torch.logsumexp(scores, -1, keepdim=True)
+            scores = scores - torch.logsumexp(scores, -2, keepdim=True)
+        return scores.softmax(-1)
+
+    return torch_calls(plan, task)

@@ -1,0 +1,103 @@
+"""The machine a benchmark ran on: what it is, what runs on it, and whether it was busy."""
+
+import hashlib
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import bistoch
+from bistoch.lab.bench.memory import total_memory
+
+PACKAGES = ("torch", "numba", "numpy", "POT", "ott-jax", "jax", "geomloss")
+# other programs on more than this share of the cores make timings doubtful
+BUSY = 0.25
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processor, caches, memory and versions; nothing that names the machine or its user.
+
+    >>> sorted(describe_machine())
+    ['caches', 'cores', 'memory', 'processor', 'python', 'system', 'versions']
+    """
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "caches": _caches(),
+        "memory": total_memory(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in (*PACKAGES, "bistoch")},
+    }
+
+
+def source_digest() -> str:
+    """A fingerprint of the code that is measured: other code has other times.
+
+    >>> len(source_digest())
+    16
+    """
+    root, digest = Path(bistoch.__file__).parent, hashlib.sha256()
+    for room in ("functional", "lab/bench"):
+        for path in sorted((root / room).rglob("*.py")):
+            digest.update(path.relative_to(root).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def load_average() -> float | None:
+    """How many programs wanted a core during the last minute; None where nobody counts."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (OSError, AttributeError):
+        return None
+
+
+def busy_warning(load: float | None, own: int, when: str) -> str | None:
+    """A sentence if the load shows other programs at work; `own` threads are ours.
+
+    >>> busy_warning(0.1, own=0, when="at the start") is None
+    True
+    >>> busy_warning(9999.0, own=0, when="at the start")
+    'the machine was busy at the start (load average 9999.00 on ... cores): ...'
+    """
+    cores = os.cpu_count() or 1
+    if load is None or load - own <= BUSY * cores:
+        return None
+    return (
+        f"the machine was busy {when} (load average {load:.2f} on {cores} cores): "
+        "measure again when quiet"
+    )
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def _caches() -> list[str]:
+    """The caches that the first core can use, such as "L2 1280K"."""
+    found = []
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            level, kind, size = (
+                (index / name).read_text().strip() for name in ("level", "type", "size")
+            )
+        except OSError:
+            continue
+        if kind != "Instruction":
+            found.append(f"L{level} {size}")
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,244 @@
+"""Prove, then time: all contenders of a case in turn, round after round, best of several."""
+
+import gc
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from bistoch.functional import BackendUnavailableError
+from bistoch.lab.bench.answers import Answers, Verdict, judge
+from bistoch.lab.bench.cases import Case, Direction, Setting
+from bistoch.lab.bench.contenders import Calls, Contender, Task
+from bistoch.lab.bench.memory import allocated_by, choose_memory, resident_growth, total_memory
+
+# code that keeps matrices may fill this share of the machine
+MEMORY_SHARE = 0.5
+
+
+class Pace(NamedTuple):
+    """How long to measure.
+
+    Args:
+        rounds: samples of each contender.
+        sample: seconds that a sample should last at least, by repeating short calls.
+        limit: a call longer than this is timed once.
+        budget: seconds for all samples of one contender; fewer rounds if they would take longer.
+        never: a call that is expected to last longer than this is not made.
+    """
+
+    rounds: int = 7
+    sample: float = 0.05
+    limit: float = 20.0
+    budget: float = 30.0
+    never: float = 80.0
+
+
+class Entry(NamedTuple):
+    """A contender with its options."""
+
+    contender: Contender
+    setting: Setting
+
+
+@dataclass
+class Cell:
+    """One number of the benchmark with all that is known about it; plain data, ready for JSON."""
+
+    case: str
+    task: str
+    shape: list[int]
+    scores: str
+    direction: str
+    contender: str
+    # None for contenders that do not iterate, or that keep their own defaults
+    lam: float | None
+    iters: int | None
+    package: str | None
+    # measured, wrong, skipped or failed
+    status: str = "measured"
+    reason: str | None = None
+    errors: dict[str, float] = field(default_factory=dict)
+    tolerance: float | None = None
+    proved_by: str | None = None
+    problems_proven: int | None = None
+    iterations_taken: int | None = None
+    seconds: float | None = None
+    samples: list[float] = field(default_factory=list)
+    calls_per_sample: int | None = None
+    timed_once: bool = False
+    baseline: str | None = None
+    baseline_seconds: float | None = None
+    ratio: float | None = None
+    memory: int | None = None
+    memory_allocated: int | None = None
+    memory_resident: int | None = None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What makes two cells the same question."""
+        shape = tuple(self.shape)
+        return (
+            self.case, shape, self.scores, self.direction, self.contender, self.lam, self.iters
+        )  # fmt: skip
+
+
+Timer = Callable[[Callable[[], Any], int], float]
+
+
+def stopwatch(call: Callable[[], Any], count: int) -> float:
+    """Seconds of one call, the mean of `count` calls in a row.
+
+    >>> stopwatch(lambda: None, 3) >= 0
+    True
+    """
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - start) / count
+
+
+def new_cell(case: Case, direction: Direction, entry: Entry) -> Cell:
+    """An empty cell for an entry."""
+    contender, setting = entry
+    lam, iters = (setting.lam, setting.iters) if contender.takes_setting else (None, None)
+    return Cell(
+        case.name, case.task, list(case.shape), case.scores, direction, contender.name, lam, iters,
+        contender.package,
+    )  # fmt: skip
+
+
+def measure(
+    case: Case,
+    direction: Direction,
+    entries: Sequence[Entry],
+    pace: Pace,
+    answers: Answers,
+    timer: Timer = stopwatch,
+) -> list[Cell]:
+    """Prove and time all entries, the first of which is the baseline of the ratios.
+
+    Args:
+        case: the problem.
+        direction: "forward" or "forward+backward".
+        entries: contenders with their options; one that is wrong, does not fit or fails gets a
+            cell that says so and no time.
+        pace: how long to measure.
+        answers: the right answers.
+        timer: the clock; tests bring their own.
+    """
+    cells = [new_cell(case, direction, entry) for entry in entries]
+    running = []
+    for cell, entry in zip(cells, entries, strict=True):
+        reason = refusal(case, direction, entry)
+        if reason is not None:
+            cell.status, cell.reason = "skipped", reason
+            continue
+        try:
+            call = _prove(cell, case, direction, entry, answers)
+            if call is not None:
+                # all ratios hang on the baseline: it is never timed once
+                limit = math.inf if cell is cells[0] else pace.limit
+                running.append(_start(cell, call, pace._replace(limit=limit), timer))
+        except BackendUnavailableError as missing:
+            cell.status, cell.reason = "skipped", str(missing)
+        # whatever happens inside a contender is a result of the benchmark, not its end
+        except Exception as mistake:
+            sentence = (str(mistake).strip() or "no message").splitlines()[0]
+            cell.status, cell.reason = "failed", f"{type(mistake).__name__}: {sentence}"[:300]
+    _run_rounds(running, timer)
+    baseline = cells[0]
+    for cell in cells:
+        cell.baseline = baseline.contender
+        if cell.status == "measured" and not baseline.samples:
+            cell.status, cell.reason = "failed", f"nothing to compare with: {baseline.reason}"
+        elif cell.samples:
+            cell.seconds, cell.baseline_seconds = min(cell.samples), min(baseline.samples)
+            cell.ratio = cell.seconds / cell.baseline_seconds
+    return cells
+
+
+def refusal(case: Case, direction: Direction, entry: Entry) -> str | None:
+    """Why an entry cannot run a case, or None."""
+    contender, setting = entry
+    if direction != "forward" and not contender.has_gradient:
+        return "no gradient through the plan"
+    if setting.lam != 1 and not contender.any_lam:
+        return "balances fully only (lam = 1)"
+    need = 4 * case.problems * case.n**2 * contender.matrices(direction, setting.iters)
+    if need > MEMORY_SHARE * total_memory():
+        return f"would need about {need / 2**30:.0f} GiB"
+    return None
+
+
+def _prove(
+    cell: Cell, case: Case, direction: Direction, entry: Entry, answers: Answers
+) -> Callable[[], Any] | None:
+    """The call to be timed, or None if its results are wrong."""
+    contender, setting = entry
+    answer = answers.get(case, contender.truth, setting, direction)
+    cell.proved_by, cell.problems_proven = answer.proved_by, len(answer.problems)
+    inputs, cotangent = case.inputs(), case.cotangent()
+    verdict = Verdict({}, 0.0)
+    for effort in contender.efforts:
+        taken = replace(setting, iters=setting.iters * effort)
+        calls = contender.prepare(Task(inputs, cotangent, taken))
+        call = _chosen(calls, direction)
+        result, cell.memory_allocated = allocated_by(call)
+        verdict = judge(answer, calls.read(result))
+        del result
+        cell.errors, cell.tolerance = verdict.errors, verdict.allowed
+        cell.iterations_taken = taken.iters if contender.takes_setting else None
+        if verdict.passed:
+            # jax does not ask torch for memory
+            if not cell.memory_allocated:
+                cell.memory_allocated = None
+            return call
+    name, error = max(verdict.errors.items(), key=lambda item: (item[1] != item[1], item[1]))
+    cell.status = "wrong"
+    cell.reason = f"wrong: {name} off by {error:.1g}, {verdict.allowed:.1g} allowed"
+    return None
+
+
+def _chosen(calls: Calls, direction: Direction) -> Callable[[], Any]:
+    return calls.forward if direction == "forward" else calls.train
+
+
+class _Running(NamedTuple):
+    cell: Cell
+    call: Callable[[], Any]
+    repeats: int
+    rounds: int
+
+
+def _start(cell: Cell, call: Callable[[], Any], pace: Pace, timer: Timer) -> _Running:
+    """Take the second call, which finds everything compiled, for memory and for the pace."""
+    seconds = 0.0
+
+    def timed() -> None:
+        nonlocal seconds
+        seconds = timer(call, 1)
+
+    cell.memory_resident = resident_growth(timed)
+    cell.memory = choose_memory(cell.memory_allocated, cell.memory_resident)
+    cell.timed_once = seconds > pace.limit
+    count = max(1, min(1000, round(pace.sample / max(seconds, 1e-9))))
+    rounds = min(pace.rounds, max(1, int(pace.budget / max(seconds * count, 1e-9))))
+    cell.calls_per_sample = count
+    if cell.timed_once:
+        cell.samples, rounds = [seconds], 0
+    return _Running(cell, call, count, rounds)
+
+
+def _run_rounds(running: Sequence[_Running], timer: Timer) -> None:
+    """Take turns, so that a slow moment of the machine hits everyone."""
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(max((one.rounds for one in running), default=0)):
+            for one in running:
+                if turn < one.rounds:
+                    one.cell.samples.append(timer(one.call, one.repeats))
+    finally:
+        gc.enable()

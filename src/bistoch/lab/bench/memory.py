@@ -1,0 +1,119 @@
+"""How much memory a call takes beyond its inputs: by torch's allocator, and by the process."""
+
+import ctypes
+import gc
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+
+STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+# a process also grows for reasons of its own: threads, packed operands, pages it does not give back
+NOISE = 64 << 20
+
+
+def allocated_by(call: Callable[[], Any]) -> tuple[Any, int]:
+    """The result of a call, and the most bytes torch's allocator had handed out at one time.
+
+    >>> import torch
+    >>> allocated_by(lambda: torch.ones(1000))[1]
+    4000
+    """
+    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        result = call()
+    events = recorded.profiler.kineto_results.events()
+    alive = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            alive += event.nbytes()
+            peak = max(peak, alive)
+    return result, peak
+
+
+def resident_growth(call: Callable[[], Any]) -> int | None:
+    """How far the resident memory of this process rose during a call; None if it cannot be told.
+
+    >>> import torch
+    >>> growth = resident_growth(lambda: torch.ones(10_000_000))
+    >>> growth is None or growth > 30_000_000
+    True
+    """
+    gc.collect(1)
+    _return_free_memory()
+    before = _resident()
+    peak_before = _peak()
+    was_reset = _reset_peak()
+    call()
+    after = _peak()
+    if before is not None and was_reset:
+        return max(0, after - before)
+    # without a reset the old peak hides what stays below it
+    return after - peak_before if after > peak_before else None
+
+
+def choose_memory(allocated: int | None, resident: int | None) -> int | None:
+    """Which number to show: the allocator's is exact, but blind to what does not come from torch.
+
+    >>> choose_memory(1_000_000, 9_000_000), choose_memory(1_000_000, 90_000_000)
+    (1000000, 90000000)
+    """
+    if allocated is None or resident is None:
+        return resident if allocated is None else allocated
+    return resident if resident > 2 * allocated + NOISE else allocated
+
+
+def total_memory() -> int:
+    """The bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _peak() -> int:
+    # Linux counts in kilobytes, macOS in bytes
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if STATUS.exists():
+        return _status("VmHWM:") or peak * 1024
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _resident() -> int | None:
+    return _status("VmRSS:") if STATUS.exists() else None
+
+
+def _status(field: str) -> int | None:
+    for line in STATUS.read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _reset_peak() -> bool:
+    try:
+        RESET.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _return_free_memory() -> None:
+    """Give freed pages back, so that using them again is seen."""
+    # other C libraries than GNU's do not offer it: growth is then a lower bound
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what the profiler's C++ code writes on the terminal."""
+    kept, hidden = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(hidden, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(hidden)

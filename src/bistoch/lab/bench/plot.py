@@ -1,0 +1,140 @@
+"""The picture of a benchmark: time over softmax attention, and memory, over n."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bistoch.lab.bench.contenders import SDPA
+from bistoch.lab.bench.measure import Cell
+from bistoch.lab.bench.table import MIB, label
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+INK, RULE = "#222222", "#e4e4e4"
+# the palette of Okabe and Ito, which colour-blind eyes can tell apart; one colour per family
+FAMILIES = {
+    "elastic cpu": "#d55e00", "elastic streaming": "#0072b2", "elastic reference": "#56b4e9",
+    "dense": "#000000", "POT": "#009e73", "OTT": "#cc79a7", "GeomLoss": "#e69f00",
+}  # fmt: skip
+SPARE = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+DASHES = ((0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 1.5)))
+FILLED, SMALL = ("o", "s", "D", "^"), ("v", "^", "<", ">")
+
+
+def draw_bench(cells: Sequence[Cell], caption: str = "") -> "matplotlib.figure.Figure":
+    """Ratios above, memory below, one column per direction; saving is up to the caller.
+
+    Args:
+        cells: what was measured; only sequences with random scores are drawn.
+        caption: a line on what they have in common.
+
+    >>> cell = Cell("n=4", "attention", [1, 1, 4, 2], "random", "forward", "OTT", 1.0, 10, "ott")
+    >>> cell.seconds, cell.ratio, cell.memory = 1.0, 2.0, 1024
+    >>> len(draw_bench([cell]).axes)
+    2
+    """
+    drawn = [c for c in cells if c.case.startswith("n=") and c.scores == "random" and c.ratio]
+    known = {cell.direction for cell in drawn}
+    directions = [way for way in ("forward", "forward+backward") if way in known] or ["forward"]
+    size = (3.4 + 4.2 * len(directions), 7.4)
+    figure = _import_figure()(figsize=size, layout="constrained")
+    axes = figure.subplots(2, len(directions), squeeze=False, sharey="row", sharex=True)
+    styles = _styles(drawn)
+    usual = max((cell.shape[-3] for cell in drawn), default=1)
+    for (above, below), direction in zip(axes.T, directions, strict=True):
+        some = [cell for cell in drawn if cell.direction == direction]
+        for name, style in styles.items():
+            mine = [cell for cell in some if label(cell, drawn) == name]
+            _line(above, mine, usual, name, style, lambda cell: cell.ratio)
+            _line(below, mine, usual, name, style, lambda cell: (cell.memory or 0) / MIB)
+        above.set_title(direction, loc="left", fontsize=11, color=INK)
+        below.set_xlabel("n, tokens", color=INK)
+    axes[0][0].set_ylabel(f"time over {SDPA}", color=INK)
+    axes[1][0].set_ylabel("peak memory beyond the inputs, MiB", color=INK)
+    for panel in axes.flat:
+        _tidy(panel, sorted({cell.shape[-2] for cell in drawn}))
+    _legend(figure, axes, styles)
+    if any(cell.shape[-3] != usual for cell in drawn):
+        caption += "; hollow marks: one head"
+    figure.suptitle(caption, x=0.01, ha="left", fontsize=10, color=INK)
+    return figure
+
+
+def _import_figure() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError(
+            'drawing a picture needs matplotlib; install it with: pip install "bistoch[plot]"'
+        ) from None
+    return Figure
+
+
+def _styles(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
+    """Ours in full thick lines, softmax thin and grey, others broken; one colour per family."""
+    styles: dict[str, dict[str, Any]] = {}
+    seen: dict[str, int] = {}
+    colours: dict[str, str] = {}
+    for cell in cells:
+        name = label(cell, cells)
+        if name in styles:
+            continue
+        if cell.contender == SDPA:
+            styles[name] = {"color": "#777777", "linewidth": 1.5, "marker": "o", "markersize": 3}
+            continue
+        family = next((known for known in FAMILIES if cell.contender.startswith(known)), None)
+        if family is None:
+            family = cell.contender
+            colours.setdefault(family, SPARE[len(colours) % len(SPARE)])
+        turn = seen[family] = seen.get(family, -1) + 1
+        ours = cell.package is None and family != "dense"
+        styles[name] = {
+            "color": FAMILIES.get(family) or colours[family],
+            "linewidth": 2.0 if ours else 1.3,
+            "linestyle": "-" if ours else DASHES[turn % len(DASHES)],
+            "marker": (FILLED if ours else SMALL)[turn % 4],
+            "markersize": 5.5 if ours else 4,
+        }
+    return styles
+
+
+def _line(
+    axes: Any, cells: Sequence[Cell], usual: int, name: str, style: dict[str, Any], value: Any
+) -> None:
+    """A line through the usual number of heads, and hollow marks where there are others."""
+    points = sorted((cell.shape[-2], value(cell)) for cell in cells if cell.shape[-3] == usual)
+    others = sorted((cell.shape[-2], value(cell)) for cell in cells if cell.shape[-3] != usual)
+    if points:
+        axes.plot(*zip(*points, strict=True), label=name, **style)
+    if others:
+        hollow = {**style, "linestyle": "", "markerfacecolor": "white"}
+        axes.plot(*zip(*others, strict=True), **hollow)
+
+
+def _legend(figure: Any, axes: Any, styles: dict[str, dict[str, Any]]) -> None:
+    handles: dict[str, Any] = {}
+    for panel in axes.flat:
+        lines, names = panel.get_legend_handles_labels()
+        handles |= dict(zip(names, lines, strict=True))
+    shown = [handles[name] for name in styles if name in handles]
+    if shown:
+        figure.legend(
+            handles=shown, loc="outside right center", frameon=False, fontsize=9, handlelength=3.2
+        )
+
+
+def _tidy(axes: Any, sizes: Sequence[int]) -> None:
+    from matplotlib.ticker import LogLocator
+
+    axes.set(xscale="log", yscale="log")
+    axes.set_xticks(sizes, [str(n) for n in sizes])
+    axes.minorticks_off()
+    low, high = axes.get_ylim()
+    # a short range has no power of ten inside it to be read by
+    steps = (1, 2, 5) if high / low < 2000 else (1,)
+    axes.yaxis.set_major_locator(LogLocator(subs=steps))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.grid(color=RULE, linewidth=0.6)
+    axes.tick_params(length=2, colors=INK, labelsize=9)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
