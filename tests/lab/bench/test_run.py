@@ -1,6 +1,7 @@
 """A run goes on where it stopped, tells what it kept and what was missing, and the verb runs it."""
 
 import json
+import sys
 
 import pytest
 from rich.console import Console
@@ -24,8 +25,9 @@ def alone(monkeypatch):
 
 @pytest.fixture
 def measured(monkeypatch):
-    """What is measured, without the work."""
+    """What is measured, without the work and the picture."""
     done = []
+    monkeypatch.setattr(run, "_draw", lambda store, console: None)
 
     def pretend(group, todo, pace, answers):
         cells = [run._blank(group, entry) for entry in todo]
@@ -158,14 +160,11 @@ def test_the_verb_times_all_operators(tmp_path):
     assert (tmp_path / "operators.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.usefixtures("alone", "measured")
+@pytest.mark.usefixtures("alone")
 def test_without_the_drawing_library_a_sentence(tmp_path, monkeypatch, capsys):
-    import sys
-
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    run_bench(TINY, tmp_path, Console(width=200))
+    run._draw(run._open_store(TINY, tmp_path), Console(width=200))
     assert "no picture: drawing a picture needs matplotlib" in capsys.readouterr().out
-    assert (tmp_path / "bench.json").exists()
     assert not (tmp_path / "bench.png").exists()
 
 

@@ -3,12 +3,14 @@
 Numba is imported, and its kernels are compiled or read from its cache, at the first call.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from bistoch.functional._backend import BackendUnavailableError
-from bistoch.functional.elastic import gradient
+from bistoch.functional.elastic import gradient, streaming
 from bistoch.functional.elastic.operator import Gradients, History, Upstream, register
 from bistoch.functional.elastic.problem import Problem, Solution
 
@@ -65,31 +67,34 @@ def _backward(
         **_history(history),
     )
     for index in unsafe.nonzero().flatten().tolist():
-        _differentiate_in_logs(index, problem, value, solution, history, upstream, grads)
+        _differentiate_in_logs(index, problem, value, solution, upstream, grads)
 
 
-def _differentiate_in_logs(index, problem, value, solution, history, upstream, grads) -> None:
-    """One head whose factors leave the range of the kernels, by the tiles of `streaming`."""
+def _differentiate_in_logs(
+    index: int,
+    problem: Problem,
+    value: Tensor,
+    solution: Solution,
+    upstream: Upstream,
+    grads: Gradients,
+) -> None:
+    """One head whose factors leave the range of the kernels, by `streaming` from the start.
+
+    The history is made anew, since in the log domain its row potentials must be the rounded ones.
+    """
     some = slice(index, index + 1)
-    one = {
+    fields: dict[str, Any] = {
         name: field[some] if isinstance(field, Tensor) and name != "mask" else field
         for name, field in problem._asdict().items()
     }
-    views = Gradients(
-        *(field if name == "mask" else field[some] for name, field in grads._asdict().items())
-    )
-    for name, field in views._asdict().items():
+    fields |= {"iters": int(solution.iterations[index]), "tol": None}
+    one, found, history = streaming.replay(Problem(**fields), value[some])
+    own = {n: field if n == "mask" else field[some] for n, field in grads._asdict().items()}
+    for name in ("lam", "omega", "log_mass"):
         # what the kernels had added before they gave up
-        if name in ("lam", "omega", "log_mass"):
-            field.zero_()
-    gradient.backward(
-        Problem(**one),
-        value[some],
-        Solution(*(field[some] for field in solution)),
-        History(*(field[some] for field in history)),
-        Upstream(*(field[some] for field in upstream)),
-        views,
-    )
+        own[name].zero_()
+    arriving = Upstream(*(field[some] for field in upstream))
+    gradient.backward(one, value[some], found, history, arriving, Gradients(**own))
 
 
 def _history(history: History) -> dict[str, Tensor]:

@@ -49,6 +49,7 @@ from bistoch.functional.elastic.cpu_runtime import (
     jit,
     larger,
     matmul,
+    size_of,
     take_next,
 )
 
@@ -65,7 +66,7 @@ def scores_grad_of(job, space, like):
 @jit
 def grads_of_slot(job, space, slot, like):
     """Of one member of the team: a block of scratch, gradients of values and of keys, and a sum."""
-    m, size = job.m, like.itemsize
+    m, size = job.m, size_of(like)
     scratch = slot_at(job, space, slot, like) + 2 * m * size
     value_grad = scratch + job.block * m * size
     key_grad = value_grad + m * job.e * size
@@ -82,11 +83,11 @@ def prepare(pointer, like):
     """Phase: P, and Z = P * (dP - row means), what the last row step sends on; also dV = P^T dO."""
     phase = open_phase(pointer)
     job = open_job(phase.job_at)
-    n, m, e, one, zero = job.n, job.m, job.e, like.dtype.type(1), like.dtype.type(0)
+    n, m, e, one, zero = job.n, job.m, job.e, like(1), like(0)
     kernel, second = kernel_of(job, phase.space, like), scores_grad_of(job, phase.space, like)
     factor = over_queries(job, phase.space, FACTOR, like)
     output_grad = of_head(job.output_grad_at, phase.index, n, e, like)
-    row_grad = vector(job.row_grad_at + phase.index * n * like.itemsize, n, like)
+    row_grad = vector(job.row_grad_at + phase.index * n * size_of(like), n, like)
     slot, tried = next_slot(job, pointer, 0), 1
     while slot >= 0:
         total = of_slot(job, phase.space, slot, SUM, like)
@@ -103,7 +104,7 @@ def prepare(pointer, like):
             if e:
                 matmul(
                     job.gemm, TRANSPOSED, PLAIN, m, end - start, e, one,
-                    job.value_at + phase.index * m * e * like.itemsize, e,
+                    job.value_at + phase.index * m * e * size_of(like), e,
                     output_grad[start:].ctypes.data, e, zero, grad.ctypes.data, m,
                 )  # fmt: skip
             else:
@@ -140,7 +141,7 @@ def step(pointer, like):
     """Phase: back through one iteration, `df = -C dh` for rows and `P^T (a df)` for columns."""
     phase = open_phase(pointer)
     job = open_job(phase.job_at)
-    one, zero, t = like.dtype.type(1), like.dtype.type(0), phase.t
+    one, zero, t = like(1), like(0), phase.t
     kernel = kernel_of(job, phase.space, like)
     left, _ = low_rank(job, phase.space, like)
     scale = over_queries(job, phase.space, SHIFT, like)
@@ -180,8 +181,8 @@ def scatter(pointer, like):
     """Phase: the gradient of the scores, sent to what the scores were made of."""
     phase = open_phase(pointer)
     job = open_job(phase.job_at)
-    n, m, d, size = job.n, job.m, job.d, like.itemsize
-    one, zero = like.dtype.type(1), like.dtype.type(0)
+    n, m, d, size = job.n, job.m, job.d, size_of(like)
+    one, zero = like(1), like(0)
     kernel, second = kernel_of(job, phase.space, like), scores_grad_of(job, phase.space, like)
     left, right = low_rank(job, phase.space, like)
     query = of_head(job.query_at, phase.index, n, d, like)
@@ -233,7 +234,7 @@ def add_mask_grad(job, index, owner, start, grad, like):
     """Add a block of score gradients to the bias that this head used, in the owner's own copy."""
     which = whole(job.mask_index_at)[index]
     place = owner * job.mask_grad_size + which * job.mask_stride
-    bias = vector(job.mask_grad_at + place * like.itemsize, job.mask_stride, like)
+    bias = vector(job.mask_grad_at + place * size_of(like), job.mask_stride, like)
     for i in range(len(grad)):
         line = (start + i) * job.mask_row_stride
         for j in range(job.m):
@@ -245,7 +246,7 @@ def differentiate(pointer, like):
     """Take heads until none is left, and go back through the iterations of each."""
     job = open_job(carray(pointer, (1,)).ctypes.data)
     worker = take_next(job.next_worker)
-    space = job.workspace_at + worker * job.workspace_stride * like.itemsize
+    space = job.workspace_at + worker * job.workspace_stride * size_of(like)
     index = take_next(job.next_head)
     while index < job.batch:
         differentiate_head(job, index, space, worker, like)
@@ -255,7 +256,7 @@ def differentiate(pointer, like):
 @jit
 def differentiate_head(job, index, space, worker, like):
     """The gradients of one head; left to others, and said so, if a factor is out of range."""
-    m, size = job.m, like.itemsize
+    m, size = job.m, size_of(like)
     column, column_grad = (
         over_keys(job, space, COLUMN, like),
         over_keys(job, space, COLUMN_GRAD, like),
@@ -267,23 +268,50 @@ def differentiate_head(job, index, space, worker, like):
     run_phase(job, job.prepare_body, index, space, worker, 0, 0)
     total = gather_totals(job, space, like)
     arriving = vector(job.column_grad_at + index * m * size, m, like)
-    scale = like.dtype.type(0)
+    scale = like(0)
     for j in range(m):
-        column_grad[j] = total[j] + (arriving[j] if column[j] > -np.inf else like.dtype.type(0))
+        extra = arriving[j] if column[j] > -np.inf else like(0)
+        column_grad[j] = total[j] + extra
         scale = larger(scale, abs(column_grad[j]))
-    still = vector(job.reals_at, 2, np.empty(0, np.float64))[1]
+    sum_of_grads = known_sum(job, index, space, like)
+    keeps = share_kept(job, index, like)
+    still = vector(job.reals_at, 2, np.float64)[1]
     first = steps
     for t in range(steps - 1, -1, -1):
-        if not begin_step(job, index, space, t, like):
+        if not begin_step(job, index, space, t, sum_of_grads, like):
             whole(job.unsafe_at)[index] = 1
             return
         run_phase(job, job.step_body, index, space, worker, 0, t)
+        sum_of_grads *= keeps
         first = t
         # what is left to send back is below rounding
         if end_step(job, index, space, like) <= still / 32 * scale:
             break
     run_phase(job, job.scatter_body, index, space, worker, steps, first)
     collect(job, index, space, like)
+
+
+@jit
+def known_sum(job, index, space, like):
+    """The exact sum of the column gradients: Z sends rows of sum zero, but for what arrives at f."""
+    n, m, size = job.n, job.m, size_of(like)
+    arriving = vector(job.column_grad_at + index * m * size, m, like)
+    row_grad = vector(job.row_grad_at + index * n * size, n, like)
+    column, factor = over_keys(job, space, COLUMN, like), over_queries(job, space, FACTOR, like)
+    total = like(0)
+    for j in range(m):
+        total += arriving[j] if column[j] > -np.inf else like(0)
+    for i in range(n):
+        total -= row_grad[i] if factor[i] > 0 else like(0)
+    return total
+
+
+@jit
+def share_kept(job, index, like):
+    """What one iteration back leaves of that sum."""
+    lam = vector(job.lam_at, job.batch, like)[index]
+    omega = vector(job.omega_at, job.batch, like)[index]
+    return like(1) - omega * (like(1) - lam)
 
 
 @jit
@@ -309,7 +337,7 @@ def replay_columns(job, index, space, steps, like):
     omega = vector(job.omega_at, job.batch, like)[index]
     _, right = low_rank(job, space, like)
     full, column = over_keys(job, space, STEP, like), over_keys(job, space, COLUMN_GRAD, like)
-    column[:] = like.dtype.type(0)
+    column[:] = like(0)
     for t in range(steps):
         read_step(job, index, space, t, like)
         for j in range(job.m):
@@ -321,7 +349,7 @@ def replay_columns(job, index, space, steps, like):
 @jit
 def read_step(job, index, space, t, like):
     """The full column step h of iteration t, zero for a key that no query may see."""
-    m, size = job.m, like.itemsize
+    m, size = job.m, size_of(like)
     place = (index * job.iters + t) * m * size
     peak = vector(job.peak_history_at + place, m, like)
     log_total = vector(job.log_total_history_at + place, m, like)
@@ -329,13 +357,16 @@ def read_step(job, index, space, t, like):
     column, full = over_keys(job, space, COLUMN, like), over_keys(job, space, STEP, like)
     for j in range(m):
         seen = column[j] > -np.inf
-        full[j] = log_mass[j] - (peak[j] + log_total[j]) if seen else like.dtype.type(0)
+        full[j] = log_mass[j] - (peak[j] + log_total[j]) if seen else like(0)
 
 
 @jit
-def begin_step(job, index, space, t, like):
-    """Gradients of the options at iteration t, and the factors of its pass; False if out of range."""
-    m, size = job.m, like.itemsize
+def begin_step(job, index, space, t, sum_of_grads, like):
+    """Gradients of the options at iteration t, and factors of its pass; False if out of range.
+
+    Large steps meet gradients that nearly cancel: their mean meets the sum that is known exactly.
+    """
+    m, size = job.m, size_of(like)
     lam = vector(job.lam_at, job.batch, like)[index]
     omega = vector(job.omega_at, job.batch, like)[index]
     place = (index * job.iters + t) * m * size
@@ -348,18 +379,23 @@ def begin_step(job, index, space, t, like):
         over_keys(job, space, WEIGHT, like),
         over_keys(job, space, COLUMN_GRAD, like),
     )
-    lam_grad, omega_grad, furthest = like.dtype.type(0), like.dtype.type(0), like.dtype.type(0)
+    lam_grad, omega_grad, furthest = like(0), like(0), like(0)
     read_step(job, index, space, t, like)
+    middle, middle_g = like(0), like(0)
+    for j in range(m):
+        middle += full[j] / m
+        middle_g += right[j, 2 * t + 1] / m
+    middle, middle_g = like(middle), like(middle_g)
     for j in range(m):
         g, grad = right[j, 2 * t + 1], column_grad[j]
-        lam_grad += grad * full[j]
-        omega_grad += grad * (lam * full[j] - g)
+        lam_grad += grad * (full[j] - middle)
+        omega_grad += grad * (lam * (full[j] - middle) - (g - middle_g))
         step_grad = omega * lam * grad
         log_mass_grad[j] += step_grad
         seen = column[j] > -np.inf
-        final = column[j] if seen else like.dtype.type(0)
-        log_c = (-peak[j] - final) - log_total[j] if seen else like.dtype.type(0)
-        log_r = g - final if seen else like.dtype.type(0)
+        final = column[j] if seen else like(0)
+        log_c = (-peak[j] - final) - log_total[j] if seen else like(0)
+        log_r = g - final if seen else like(0)
         furthest = larger(furthest, larger(abs(log_c), abs(log_r)))
         weight[j] = exponential(log_c) * step_grad
         # the pass divides by P r, so that the rows of R sum to one exactly
@@ -370,8 +406,8 @@ def begin_step(job, index, space, t, like):
         vector(job.lam_grad_at, job.batch, like),
         vector(job.omega_grad_at, job.batch, like),
     )
-    lam_grads[index] += omega * lam_grad
-    omega_grads[index] += omega_grad
+    lam_grads[index] += omega * (lam_grad + sum_of_grads * middle)
+    omega_grads[index] += omega_grad + sum_of_grads * (lam * middle - middle_g)
     return furthest < SAFE
 
 
@@ -381,7 +417,7 @@ def end_step(job, index, space, like):
     omega = vector(job.omega_at, job.batch, like)[index]
     total, ratio = gather_totals(job, space, like), over_keys(job, space, STEP, like)
     column_grad = over_keys(job, space, COLUMN_GRAD, like)
-    largest, one = like.dtype.type(0), like.dtype.type(1)
+    largest, one = like(0), like(1)
     for j in range(job.m):
         grad = (one - omega) * column_grad[j] - ratio[j] * total[j]
         column_grad[j] = grad

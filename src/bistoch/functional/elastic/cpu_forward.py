@@ -50,6 +50,7 @@ from bistoch.functional.elastic.cpu_runtime import (
     larger,
     logarithm,
     matmul,
+    size_of,
     take_next,
 )
 
@@ -76,8 +77,8 @@ def build(pointer, like):
     while slot >= 0:
         total = of_slot(job, phase.space, slot, SUM, like)
         partial = of_slot(job, phase.space, slot, PARTIAL, like)
-        total[:] = like.dtype.type(0)
-        partial[:] = like.dtype.type(0)
+        total[:] = like(0)
+        partial[:] = like(0)
         first, last = rows_of_slot(job, slot)
         for start in range(first, last, job.block):
             end = min(start + job.block, last)
@@ -106,8 +107,8 @@ def iterate(pointer, like):
     while slot >= 0:
         total = of_slot(job, phase.space, slot, SUM, like)
         partial = of_slot(job, phase.space, slot, PARTIAL, like)
-        total[:] = like.dtype.type(0)
-        partial[:] = like.dtype.type(0)
+        total[:] = like(0)
+        partial[:] = like(0)
         first, last = rows_of_slot(job, slot)
         blocks = (last - first + job.block - 1) // job.block
         for number in range(blocks):
@@ -136,12 +137,12 @@ def finish(pointer, like):
     """Phase: the last row step and the product with the values, block by block."""
     phase = open_phase(pointer)
     job = open_job(phase.job_at)
-    m, e, one, zero = job.m, job.e, like.dtype.type(1), like.dtype.type(0)
+    m, e, one, zero = job.m, job.e, like(1), like(0)
     kernel = kernel_of(job, phase.space, like)
     factor = over_queries(job, phase.space, FACTOR, like)
     weight = over_keys(job, phase.space, WEIGHT, like)
     output = of_head(job.output_at, phase.index, job.n, e, like)
-    row = vector(job.row_at + phase.index * job.n * like.itemsize, job.n, like)
+    row = vector(job.row_at + phase.index * job.n * size_of(like), job.n, like)
     weighted = behind_vectors(job, phase.space, like)
     slot, tried = next_slot(job, pointer, 0), 1
     while slot >= 0:
@@ -173,9 +174,7 @@ def finish(pointer, like):
                 for c in range(e):
                     output[i, c] *= factor[i]
                 seen = factor[i] > zero
-                row[i] = (
-                    row_potential(job, phase.space, i, like) if seen else like.dtype.type(-np.inf)
-                )
+                row[i] = row_potential(job, phase.space, i, like) if seen else like(-np.inf)
         slot, tried = next_slot(job, pointer, tried), tried + 1
 
 
@@ -185,7 +184,7 @@ def row_potential(job, space, i, like):
     factor = over_queries(job, space, FACTOR, like)[i]
     if factor > 0:
         return logarithm(factor) - over_queries(job, space, SHIFT, like)[i]
-    return like.dtype.type(0)
+    return like(0)
 
 
 @jit
@@ -193,7 +192,7 @@ def solve(pointer, like):
     """Take heads until none is left, and iterate each to its end."""
     job = open_job(carray(pointer, (1,)).ctypes.data)
     worker = take_next(job.next_worker)
-    space = job.workspace_at + worker * job.workspace_stride * like.itemsize
+    space = job.workspace_at + worker * job.workspace_stride * size_of(like)
     index = take_next(job.next_head)
     while index < job.batch:
         solve_head(job, index, space, worker, like)
@@ -203,10 +202,10 @@ def solve(pointer, like):
 @jit
 def solve_head(job, index, space, worker, like):
     """Iterate one head and write everything that it returns."""
-    tol, still = vector(job.reals_at, 2, np.empty(0, np.float64))
+    tol, still = vector(job.reals_at, 2, np.float64)
     keep = job.stored_rows == job.n
-    over_keys(job, space, COLUMN, like)[:] = like.dtype.type(0)
-    fresh, steps, rest, before = False, job.iters, like.dtype.type(0), like.dtype.type(np.inf)
+    over_keys(job, space, COLUMN, like)[:] = like(0)
+    fresh, steps, rest, before = False, job.iters, like(0), like(np.inf)
     for t in range(job.iters):
         if fresh:
             run_phase(job, job.iterate_body, index, space, worker, 0, t)
@@ -251,7 +250,7 @@ def solve_head(job, index, space, worker, like):
 def absorb(job, space, like):
     """Let K carry the column potentials from here on."""
     over_keys(job, space, ABSORBED, like)[:] = over_keys(job, space, COLUMN, like)
-    over_keys(job, space, WEIGHT, like)[:] = like.dtype.type(1)
+    over_keys(job, space, WEIGHT, like)[:] = like(1)
 
 
 @jit
@@ -274,18 +273,18 @@ def take_totals(job, index, space, like):
     total = gather_totals(job, space, like)
     peak, step = over_keys(job, space, PEAK, like), over_keys(job, space, STEP, like)
     absorbed = over_keys(job, space, ABSORBED, like)
-    log_mass = vector(job.log_mass_at + index * job.m * like.itemsize, job.m, like)
-    missing = like.dtype.type(-np.inf)
+    log_mass = vector(job.log_mass_at + index * job.m * size_of(like), job.m, like)
+    missing = like(-np.inf)
     for j in range(job.m):
         peak[j] = -absorbed[j]
         missing = larger(missing, -total[j])
     if missing > -TINY:
         rescue_totals(job, index, space, total, peak, like)
-    one, zero = like.dtype.type(1), like.dtype.type(0)
+    one, zero = like(1), like(0)
     for j in range(job.m):
         alive = total[j] > zero
         log_total = logarithm(total[j] if alive else one)
-        total[j] = log_total if alive else like.dtype.type(-np.inf)
+        total[j] = log_total if alive else like(-np.inf)
         peak[j] = peak[j] if alive else zero
         step[j] = log_mass[j] - (peak[j] + log_total) if alive else zero
 
@@ -295,13 +294,13 @@ def rescue_totals(job, index, space, total, peak, like):
     """Column totals in the log domain, for columns whose terms underflow: peak and sum apart."""
     n, m = job.n, job.m
     factor = over_queries(job, space, FACTOR, like)
-    scratch = np.empty((min(job.block, n), m), like.dtype)
-    peak[:] = like.dtype.type(-np.inf)
-    total[:] = like.dtype.type(0)
+    scratch = np.empty((min(job.block, n), m), like)
+    peak[:] = like(-np.inf)
+    total[:] = like(0)
     for sweep in range(2):
         for first in range(0, n, job.block):
             last = min(first + job.block, n)
-            write_scores(job, index, first, last, scratch[: last - first])
+            write_scores(job, index, first, last, scratch[: last - first], like)
             for i in range(first, last):
                 if factor[i] > 0:
                     row, f = scratch[i - first], row_potential(job, space, i, like)
@@ -320,15 +319,15 @@ def spread(job, index, space, like):
     lam = vector(job.lam_at, job.batch, like)[index]
     total, step = over_keys(job, space, TOTAL, like), over_keys(job, space, STEP, like)
     column = over_keys(job, space, COLUMN, like)
-    highest, lowest = like.dtype.type(-np.inf), like.dtype.type(-np.inf)
+    highest, lowest = like(-np.inf), like(-np.inf)
     for j in range(job.m):
         if total[j] > -np.inf:
             residual = lam * step[j] - column[j]
             highest = larger(highest, residual)
             lowest = larger(lowest, -residual)
     if highest == -np.inf:
-        return like.dtype.type(0), like.dtype.type(0)
-    return highest + lowest, (highest - lowest) * like.dtype.type(0.5)
+        return like(0), like(0)
+    return highest + lowest, (highest - lowest) * like(0.5)
 
 
 @jit
@@ -348,10 +347,10 @@ def move_columns(job, index, space, like):
     total, step = over_keys(job, space, TOTAL, like), over_keys(job, space, STEP, like)
     column, weight = over_keys(job, space, COLUMN, like), over_keys(job, space, WEIGHT, like)
     absorbed = over_keys(job, space, ABSORBED, like)
-    furthest = like.dtype.type(0)
+    furthest = like(0)
     for j in range(job.m):
         alive = total[j] > -np.inf
-        column[j] += omega * (lam * step[j] - column[j]) if alive else like.dtype.type(0)
+        column[j] += omega * (lam * step[j] - column[j]) if alive else like(0)
         gap = column[j] - absorbed[j]
         furthest = larger(furthest, abs(gap))
         weight[j] = exponential(gap)
@@ -361,7 +360,7 @@ def move_columns(job, index, space, like):
 @jit
 def record(job, index, space, t, like):
     """Keep what the backward of iteration t needs."""
-    n, m, size = job.n, job.m, like.itemsize
+    n, m, size = job.n, job.m, size_of(like)
     place = index * job.iters + t
     rows = vector(job.row_history_at + place * n * size, n, like)
     peaks = vector(job.peak_history_at + place * m * size, m, like)
@@ -371,25 +370,25 @@ def record(job, index, space, t, like):
         rows[i] = row_potential(job, space, i, like)
     for j in range(m):
         peaks[j] = peak[j]
-        logs[j] = total[j] if total[j] > -np.inf else like.dtype.type(0)
+        logs[j] = total[j] if total[j] > -np.inf else like(0)
 
 
 @jit
 def close_columns(job, index, space, like):
     """Write the column potentials, minus infinity for keys that no query may see."""
     n, m = job.n, job.m
-    column = vector(job.column_at + index * m * like.itemsize, m, like)
+    column = vector(job.column_at + index * m * size_of(like), m, like)
     column[:] = over_keys(job, space, COLUMN, like)
     if job.mask_kind == NO_MASK and not job.query_mask_at and not job.key_mask_at:
         return
-    scratch = np.empty((min(job.block, n), m), like.dtype)
+    scratch = np.empty((min(job.block, n), m), like)
     highest = over_keys(job, space, PEAK, like)
-    highest[:] = like.dtype.type(-np.inf)
+    highest[:] = like(-np.inf)
     for first in range(0, n, job.block):
         last = min(first + job.block, n)
         block = scratch[: last - first]
-        block[:] = like.dtype.type(0)
-        forbid(job, index, first, last, block)
+        block[:] = like(0)
+        forbid(job, index, first, last, block, like)
         for i in range(last - first):
             for j in range(m):
                 highest[j] = larger(highest[j], block[i, j])

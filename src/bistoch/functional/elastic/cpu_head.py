@@ -19,6 +19,7 @@ from bistoch.functional.elastic.cpu_runtime import (
     jit,
     larger,
     matmul,
+    size_of,
     start_team,
     take_next,
     thread_number,
@@ -75,7 +76,7 @@ def slot_elements(m: int, d: int, e: int, block: int, backward: bool) -> int:
 @jit
 def open_job(address):
     """The numbers of a job by name."""
-    numbers = carray(at(address, np.empty(0, np.int64)), (FIELD_COUNT,))
+    numbers = carray(at(address, np.int64), (FIELD_COUNT,))
     return Job(*to_fixed_tuple(numbers, FIELD_COUNT))
 
 
@@ -100,13 +101,13 @@ def matrix(address, rows, columns, like):
 @jit
 def of_head(address, index, rows, columns, like):
     """The matrix of one head in a batch of them."""
-    return matrix(address + index * rows * columns * like.itemsize, rows, columns, like)
+    return matrix(address + index * rows * columns * size_of(like), rows, columns, like)
 
 
 @jit
 def whole(address):
     """A vector of int64 that starts at an address, to be read at one place."""
-    return carray(at(address, np.empty(0, np.int64)), (1 << 40,))
+    return carray(at(address, np.int64), (1 << 40,))
 
 
 @jit
@@ -119,28 +120,28 @@ def kernel_of(job, space, like):
 def over_queries(job, space, which, like):
     """A vector of the head over its queries."""
     behind = job.stored_rows * job.m + which * job.n
-    return vector(space + behind * like.itemsize, job.n, like)
+    return vector(space + behind * size_of(like), job.n, like)
 
 
 @jit
 def over_keys(job, space, which, like):
     """A vector of the head over its keys."""
     behind = job.stored_rows * job.m + QUERY_VECTORS * job.n + which * job.m
-    return vector(space + behind * like.itemsize, job.m, like)
+    return vector(space + behind * size_of(like), job.m, like)
 
 
 @jit
 def behind_vectors(job, space, like):
     """Where the larger things of a head begin: weighted values, or what the backward needs."""
     behind = (job.stored_rows + KEY_VECTORS) * job.m + QUERY_VECTORS * job.n
-    return space + behind * like.itemsize
+    return space + behind * size_of(like)
 
 
 @jit
 def low_rank(job, space, like):
     """The two thin matrices whose product rescales the plan in the backward."""
-    left = behind_vectors(job, space, like) + job.n * job.m * like.itemsize
-    right = left + 2 * job.n * job.iters * like.itemsize
+    left = behind_vectors(job, space, like) + job.n * job.m * size_of(like)
+    right = left + 2 * job.n * job.iters * size_of(like)
     return matrix(left, job.n, 2 * job.iters, like), matrix(right, job.m, 2 * job.iters, like)
 
 
@@ -152,27 +153,26 @@ def slot_at(job, space, number, like):
     if job.backward:
         own += job.block * job.m + job.m * (job.d + job.e) + 1
         behind = job.n * job.m + 2 * job.iters * (job.n + job.m)
-    return behind_vectors(job, space, like) + (behind + number * own) * like.itemsize
+    return behind_vectors(job, space, like) + (behind + number * own) * size_of(like)
 
 
 @jit
 def of_slot(job, space, number, which, like):
     """A vector over keys that belongs to one member of the team."""
     start = slot_at(job, space, number, like)
-    return vector(start + which * job.m * like.itemsize, job.m, like)
+    return vector(start + which * job.m * size_of(like), job.m, like)
 
 
 @jit
 def run_phase(job, body, index, space, owner, flag, t):
     """Do one phase of a head on all its slots, alone or with the team."""
-    record = carray(at(job.phase_at, np.empty(0, np.int64)), (PHASE_COUNT + job.slots,))
     # in a batch of heads every worker has a record of its own
-    record = carray(
-        at(job.phase_at + owner * 8 * (PHASE_COUNT + job.slots), record),
-        (PHASE_COUNT + job.slots,),
-    )
-    record[:PHASE_COUNT] = (job.self_at, index, space, owner, flag, t)
-    record[PHASE_COUNT:] = 0
+    length = PHASE_COUNT + job.slots
+    record = vector(job.phase_at + owner * 8 * length, length, np.int64)
+    record[0], record[1], record[2] = job.self_at, index, space
+    record[3], record[4], record[5] = owner, flag, t
+    for slot in range(job.slots):
+        record[PHASE_COUNT + slot] = 0
     if job.slots == 1:
         call_body(body, record.ctypes.data)
     else:
@@ -200,11 +200,11 @@ def rows_of_slot(job, slot):
 
 
 @jit
-def write_scores(job, index, first, last, block):
+def write_scores(job, index, first, last, block, like):
     """Scores of rows [first, last) into a block, minus infinity where forbidden."""
-    m, d, size, zero = job.m, job.d, block.itemsize, block.dtype.type(0)
+    m, d, size, zero = job.m, job.d, size_of(like), like(0)
     if d:
-        sharpness = vector(job.sharpness_at, job.batch, block[0])[index]
+        sharpness = vector(job.sharpness_at, job.batch, like)[index]
         matmul(
             job.gemm, TRANSPOSED, PLAIN, m, last - first, d, sharpness,
             job.key_at + index * m * d * size, d,
@@ -213,33 +213,32 @@ def write_scores(job, index, first, last, block):
     else:
         block[:] = zero
     if job.mask_kind != NO_MASK or job.query_mask_at or job.key_mask_at:
-        forbid(job, index, first, last, block)
+        forbid(job, index, first, last, block, like)
 
 
 @jit
-def forbid(job, index, first, last, block):
+def forbid(job, index, first, last, block, like):
     """Add the bias, and put minus infinity wherever a query may not see a key."""
     n, m = job.n, job.m
-    never = block.dtype.type(-np.inf)
-    byte = np.empty(0, np.uint8)
+    never = like(-np.inf)
     stride = job.mask_column_stride
     which = whole(job.mask_index_at)[index] if job.mask_kind != NO_MASK else 0
     for i in range(first, last):
         row = block[i - first]
         start = which * job.mask_stride + i * job.mask_row_stride
         if job.mask_kind == BIAS:
-            bias = vector(job.mask_at + start * block.itemsize, (m - 1) * stride + 1, row)
+            bias = vector(job.mask_at + start * size_of(like), (m - 1) * stride + 1, like)
             for j in range(m):
                 row[j] += bias[j * stride]
         elif job.mask_kind == BOOLEAN:
-            bits = vector(job.mask_at + start, (m - 1) * stride + 1, byte)
+            bits = vector(job.mask_at + start, (m - 1) * stride + 1, np.uint8)
             for j in range(m):
                 row[j] = row[j] if bits[j * stride] else never
         if job.key_mask_at:
-            real = vector(job.key_mask_at + index * m, m, byte)
+            real = vector(job.key_mask_at + index * m, m, np.uint8)
             for j in range(m):
                 row[j] = row[j] if real[j] else never
-        if job.query_mask_at and not vector(job.query_mask_at + index * n, n, byte)[i]:
+        if job.query_mask_at and not vector(job.query_mask_at + index * n, n, np.uint8)[i]:
             row[:] = never
 
 
@@ -248,8 +247,8 @@ def build_block(job, index, space, first, last, block, like):
     """A block of rows of `K = exp(S + absorbed - rowmax)` with its row factors 1 / sum."""
     absorbed = over_keys(job, space, ABSORBED, like)
     factor, shift = over_queries(job, space, FACTOR, like), over_queries(job, space, SHIFT, like)
-    one, zero = like.dtype.type(1), like.dtype.type(0)
-    write_scores(job, index, first, last, block)
+    one, zero = like(1), like(0)
+    write_scores(job, index, first, last, block, like)
     for i in range(first, last):
         highest, total = exponentiate(block[i - first], absorbed)
         shift[i] = highest

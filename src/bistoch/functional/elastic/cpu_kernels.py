@@ -27,64 +27,64 @@ def compiled(name: str, dtype: torch.dtype):
 
 
 def build_32(pointer):
-    build(pointer, np.empty(0, np.float32))
+    build(pointer, np.float32)
 
 
 def build_64(pointer):
-    build(pointer, np.empty(0, np.float64))
+    build(pointer, np.float64)
 
 
 def iterate_32(pointer):
-    iterate(pointer, np.empty(0, np.float32))
+    iterate(pointer, np.float32)
 
 
 def iterate_64(pointer):
-    iterate(pointer, np.empty(0, np.float64))
+    iterate(pointer, np.float64)
 
 
 def finish_32(pointer):
-    finish(pointer, np.empty(0, np.float32))
+    finish(pointer, np.float32)
 
 
 def finish_64(pointer):
-    finish(pointer, np.empty(0, np.float64))
+    finish(pointer, np.float64)
 
 
 def solve_32(pointer):
-    solve(pointer, np.empty(0, np.float32))
+    solve(pointer, np.float32)
 
 
 def solve_64(pointer):
-    solve(pointer, np.empty(0, np.float64))
+    solve(pointer, np.float64)
 
 
 def prepare_32(pointer):
-    prepare(pointer, np.empty(0, np.float32))
+    prepare(pointer, np.float32)
 
 
 def prepare_64(pointer):
-    prepare(pointer, np.empty(0, np.float64))
+    prepare(pointer, np.float64)
 
 
 def step_32(pointer):
-    step(pointer, np.empty(0, np.float32))
+    step(pointer, np.float32)
 
 
 def step_64(pointer):
-    step(pointer, np.empty(0, np.float64))
+    step(pointer, np.float64)
 
 
 def scatter_32(pointer):
-    scatter(pointer, np.empty(0, np.float32))
+    scatter(pointer, np.float32)
 
 
 def scatter_64(pointer):
-    scatter(pointer, np.empty(0, np.float64))
+    scatter(pointer, np.float64)
 
 
 def differentiate_32(pointer):
-    differentiate(pointer, np.empty(0, np.float32))
+    differentiate(pointer, np.float32)
 
 
 def differentiate_64(pointer):
-    differentiate(pointer, np.empty(0, np.float64))
+    differentiate(pointer, np.float64)

@@ -160,13 +160,24 @@ def _logarithm(x):
 
 @intrinsic
 def at(typing, address, like):
-    """The address of an array as a typed pointer, for numba.carray; `like` gives the dtype."""
+    """An address as a pointer to numbers of type `like`, for numba.carray."""
     kind = types.CPointer(like.dtype)
 
     def generate(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], context.get_value_type(kind))
 
     return kind(types.int64, like), generate
+
+
+def size_of(like):
+    """Bytes of one number of a type."""
+    raise NotImplementedError("only inside compiled kernels")
+
+
+@overload(size_of)
+def _size_of(like):
+    size = like.dtype.bitwidth // 8
+    return lambda like: size
 
 
 @intrinsic

@@ -78,7 +78,7 @@ def register(
             query, key, mask, mask_index, query_mask, key_mask, sharpness, lam, omega, log_mass,
             iters, tol,
         )  # fmt: skip
-        solution, history = _empty(query, key, value, iters, keep_history)
+        solution, history = empty(query, key, value, iters, keep_history)
         with torch.autocast(query.device.type, enabled=False):
             forward(problem, value, solution, history if keep_history else None)
         return (*solution, *history)
@@ -86,7 +86,7 @@ def register(
     @forward_op.register_fake
     def _(query, key, value, *rest):
         iters, _, keep_history = rest[-3:]
-        solution, history = _empty(query, key, value, iters, keep_history)
+        solution, history = empty(query, key, value, iters, keep_history)
         return (*solution, *history)
 
     @torch.library.custom_op(f"bistoch::{name}_backward", mutates_args=())
@@ -161,9 +161,10 @@ def register(
     return solve
 
 
-def _empty(
+def empty(
     query: Tensor, key: Tensor, value: Tensor, iters: int, keep_history: bool
 ) -> tuple[Solution, History]:
+    """Room for what a forward fills."""
     batch, n, m = query.shape[0], query.shape[1], key.shape[1]
     kept = iters if keep_history else 0
     solution = Solution(

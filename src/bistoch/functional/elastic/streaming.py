@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bistoch.functional.elastic.gradient import backward
-from bistoch.functional.elastic.operator import History, register
+from bistoch.functional.elastic.operator import History, empty, register
 from bistoch.functional.elastic.problem import Problem, Solution, row_softmax, spread
 from bistoch.functional.elastic.tiles import Part, parts
 
@@ -92,6 +92,13 @@ def _finish(part: Part, value: Tensor, column: Tensor, solution: Solution) -> No
     residual = problem.lam[:, None] * totals.column_step(problem.log_mass) - column
     solution.column.copy_(column.masked_fill(~totals.live(), -torch.inf))
     solution.error.copy_(spread(residual, totals.live()))
+
+
+def replay(problem: Problem, value: Tensor) -> tuple[Problem, Solution, History]:
+    """Solve a problem outside of autograd and keep its history."""
+    solution, history = empty(problem.query, problem.key, value, problem.iters, True)
+    _forward(problem, value, solution, history)
+    return problem, solution, history
 
 
 solve = register("elastic_streaming", _forward, backward)

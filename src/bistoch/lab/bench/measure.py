@@ -233,7 +233,7 @@ def _start(cell: Cell, call: Callable[[], Any], pace: Pace, timer: Timer) -> _Ru
 
 def _run_rounds(running: Sequence[_Running], timer: Timer) -> None:
     """Take turns, so that a slow moment of the machine hits everyone."""
-    gc.collect()
+    gc.collect(1)
     gc.disable()
     try:
         for turn in range(max((one.rounds for one in running), default=0)):
