@@ -4,7 +4,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _repeatable_and_poisoned():
-    """Same numbers in every run, and uninitialised memory full of NaN, so that no read of it passes."""
+    """Same numbers in every run; uninitialised memory is full of NaN, so no read of it passes."""
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
     yield

@@ -7,7 +7,7 @@ from torch import Tensor
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
 from bistoch.functional.elastic.pose import Options, pose
-from bistoch.functional.elastic.problem import dense_scores, row_softmax
+from bistoch.functional.elastic.problem import dense_scores, full_precision, row_softmax
 from bistoch.functional.elastic.reference import column_step, row_step
 
 
@@ -79,7 +79,7 @@ def anneal_plan(
     options = Options(1.0, eps, 1.0, iters, None, mask, query_mask, key_mask, None, scale)
     problem = pose(operator, batch, query, key, options)
     power = 2 / 3 if debias else 1 / 2
-    with torch.autocast(query.device.type, enabled=False):
+    with full_precision(query.device):
         # sharpness holds scale/eps, so a bias is annealed together with the dot products
         scores = dense_scores(problem)
         column, colder = torch.zeros_like(problem.log_mass), 1.0

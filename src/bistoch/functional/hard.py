@@ -10,7 +10,7 @@ from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask
 from bistoch.functional.elastic import sinkhorn_attention, sinkhorn_plan
 from bistoch.functional.elastic.pose import Options, pose
-from bistoch.functional.elastic.problem import dense_scores
+from bistoch.functional.elastic.problem import dense_scores, full_precision
 
 
 def hard_attention(
@@ -102,7 +102,7 @@ def hard_plan(
 def _assign(operator, batch, query, key, mask, query_mask, key_mask, scale) -> Int[Tensor, "*b n"]:
     """The key of every query, -1 for a query that may see none."""
     options = Options(1.0, 1.0, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
-    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+    with torch.no_grad(), full_precision(query.device):
         scores = dense_scores(pose(operator, batch, query, key, options))
         return assign(scores).reshape(*batch, query.shape[-2])
 

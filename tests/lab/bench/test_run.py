@@ -32,7 +32,7 @@ def measured(monkeypatch):
     def pretend(group, todo, pace, answers):
         cells = [run._blank(group, entry) for entry in todo]
         for cell in cells:
-            cell.seconds = cell.ratio = cell.memory = 1.0
+            cell.seconds = cell.ratio = cell.memory = cell.others = 1.0
             done.append(cell.key)
         return cells
 
@@ -97,6 +97,7 @@ def test_a_busy_machine_and_missing_libraries_are_told(tmp_path, alone, monkeypa
     run_bench(TINY, tmp_path, Console(width=120))
     said = capsys.readouterr().out
     notes = json.loads((tmp_path / "bench.json").read_text())["notes"]
+    assert "doubtful: " in said
     for sentence in ("the machine was busy at the start", "OTT-JAX is not installed: pip"):
         assert sentence in said
         assert any(sentence in note for note in notes)

@@ -16,6 +16,7 @@ from bistoch.functional.elastic.problem import (
     Problem,
     Solution,
     dense_scores,
+    full_precision,
     no_values,
     row_softmax,
 )
@@ -299,7 +300,7 @@ def _plan(operator: str, query: Tensor, key: Tensor, options: Options, backend: 
 
 def _dense(operator: str, problem: Problem, batch: torch.Size, backend: str) -> Tensor:
     found = _solve(operator, problem, no_values(problem), backend)
-    with torch.autocast(problem.query.device.type, enabled=False):
+    with full_precision(problem.query.device):
         plan = row_softmax(dense_scores(problem) + found.column[:, None, :])
     return plan.reshape(*batch, *plan.shape[1:])
 
@@ -308,7 +309,7 @@ def _solve(operator: str, problem: Problem, value: Tensor, backend: str) -> Solu
     """Hand a problem to its backend; say so if a wanted tolerance was not reached."""
     auto = "cpu" if problem.query.device.type == "cpu" and installed("numba") else "streaming"
     chosen = choose_backend(operator, backend, BACKENDS, auto=auto)
-    with torch.autocast(problem.query.device.type, enabled=False):
+    with full_precision(problem.query.device):
         found = _SOLVERS[chosen](problem, value)
     if problem.tol is not None and not torch.compiler.is_compiling() and len(found.error):
         worst = found.error.max().item()

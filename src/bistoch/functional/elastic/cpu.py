@@ -33,7 +33,7 @@ def _forward(problem: Problem, value: Tensor, solution: Solution, history: Histo
         solution,
         backward=False,
         exact_error=int(value.shape[2] == 0 or problem.tol is not None),
-        **{} if history is None else _history(history),
+        tensors={} if history is None else _history(history),
     )
 
 
@@ -61,10 +61,7 @@ def _backward(
         solution,
         backward=True,
         mask_grad=grads.mask if grads.mask.numel() else None,
-        unsafe=unsafe,
-        **arriving,
-        **leaving,
-        **_history(history),
+        tensors={"unsafe": unsafe} | arriving | leaving | _history(history),
     )
     for index in unsafe.nonzero().flatten().tolist():
         _differentiate_in_logs(index, problem, value, solution, upstream, grads)
@@ -109,7 +106,7 @@ def _run(
     backward: bool,
     exact_error: int = 0,
     mask_grad: Tensor | None = None,
-    **tensors: Tensor,
+    tensors: dict[str, Tensor],
 ) -> None:
     """Describe the work as a job of numbers and addresses, and let the kernels do it."""
     runtime, head, kernels = _kernels()
@@ -135,11 +132,9 @@ def _run(
     mask_grads = None
     if mask_grad is not None:
         mask_grads = mask_grad if owners == 1 else mask_grad.new_zeros(owners, *mask_grad.shape)
-    tensors |= problem._asdict() | solution._asdict() | {"value": value}
+    named = tensors | problem._asdict() | solution._asdict() | {"value": value}
     # kept by name until the kernels are done: contiguous copies must outlive their addresses
-    kept = {
-        name: tensor.contiguous() for name, tensor in tensors.items() if isinstance(tensor, Tensor)
-    }
+    kept = {name: part.contiguous() for name, part in named.items() if isinstance(part, Tensor)}
     addresses = {f"{name}_at": tensor.data_ptr() for name, tensor in kept.items()}
     still = 8 * torch.finfo(dtype).eps
     reals = np.array([-1.0 if problem.tol is None else problem.tol, still])
@@ -163,7 +158,7 @@ def _run(
     numbers[:] = [job[name] for name in head.FIELDS]
     worker = kernels.compiled("differentiate" if backward else "solve", dtype)
     runtime.run(worker, numbers, workers)
-    if mask_grad is not None and mask_grads is not mask_grad:
+    if mask_grad is not None and mask_grads is not None and mask_grads is not mask_grad:
         torch.sum(mask_grads, 0, out=mask_grad)
 
 

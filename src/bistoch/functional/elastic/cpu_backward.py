@@ -80,7 +80,7 @@ def grads_of_slot(job, space, slot, like):
 
 @jit
 def prepare(pointer, like):
-    """Phase: P, and Z = P * (dP - row means), what the last row step sends on; also dV = P^T dO."""
+    """Phase: P, Z = P * (dP - row means), which is what the last row step sends on, and dV."""
     phase = open_phase(pointer)
     job = open_job(phase.job_at)
     n, m, e, one, zero = job.n, job.m, job.e, like(1), like(0)
@@ -215,8 +215,8 @@ def scatter(pointer, like):
                     query_grad[start:].ctypes.data, d,
                 )  # fmt: skip
                 matmul(
-                    job.gemm, PLAIN, TRANSPOSED, d, m, rows, sharpness, query[start:].ctypes.data, d,
-                    grad.ctypes.data, m, one, key_grad.ctypes.data, d,
+                    job.gemm, PLAIN, TRANSPOSED, d, m, rows, sharpness, query[start:].ctypes.data,
+                    d, grad.ctypes.data, m, one, key_grad.ctypes.data, d,
                 )  # fmt: skip
                 for i in range(start, end):
                     for c in range(d):
@@ -293,7 +293,7 @@ def differentiate_head(job, index, space, worker, like):
 
 @jit
 def known_sum(job, index, space, like):
-    """The exact sum of the column gradients: Z sends rows of sum zero, but for what arrives at f."""
+    """The exact sum of the column gradients: rows of Z sum to what arrives at f, negated."""
     n, m, size = job.n, job.m, size_of(like)
     arriving = vector(job.column_grad_at + index * m * size, m, like)
     row_grad = vector(job.row_grad_at + index * n * size, n, like)
@@ -332,7 +332,7 @@ def collect(job, index, space, like):
 
 @jit
 def replay_columns(job, index, space, steps, like):
-    """The column potential before every iteration, kept where its factors will be: right[:, 2t+1]."""
+    """The column potential before every iteration, kept in right[:, 2t+1] for now."""
     lam = vector(job.lam_at, job.batch, like)[index]
     omega = vector(job.omega_at, job.batch, like)[index]
     _, right = low_rank(job, space, like)

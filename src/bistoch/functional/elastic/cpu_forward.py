@@ -1,9 +1,9 @@
 """Numba kernels of the forward: one stored kernel matrix per head, one read of it per iteration.
 
-A head writes `K = exp(S + absorbed - rowmax)` once; an iteration is then one pass over K, eight rows
-at a time while they are in the first-level cache: `u = 1 / (K w)`, `totals += K^T u`. There are no
-exponentials in it. When the column factors `w = exp(g - absorbed)` leave the safe range, g is
-absorbed and K is built again, so that the result equals the log-domain reference for every input.
+A head writes `K = exp(S + absorbed - rowmax)` once; an iteration is then one pass over K, eight
+rows at a time while they are in the first-level cache: `u = 1 / (K w)`, `totals += K^T u`. There
+are no exponentials in it. When the column factors `w = exp(g - absorbed)` leave the safe range, g
+is absorbed and K is built again, so that the result equals the log-domain reference always.
 """
 
 import numpy as np
@@ -62,7 +62,7 @@ TINY = 1e-30
 
 @jit
 def block_place(job, start, slot):
-    """Where a block of rows is kept; without room for all, each slot has one block for all its own."""
+    """Where a block of rows is kept; without room for all, each slot has one for all its own."""
     return start if job.stored_rows == job.n else slot * job.block
 
 
@@ -218,6 +218,10 @@ def solve_head(job, index, space, worker, like):
         rest, middle = spread(job, index, space, like)
         if rest <= tol:
             steps, fresh = t, keep
+            # whoever goes back through many heads at once finds the same state in steps not taken
+            if job.row_history_at:
+                for later in range(t + 1, job.iters):
+                    record(job, index, space, later, like)
             break
         moved = move_columns(job, index, space, like)
         left = job.iters - 1 - t

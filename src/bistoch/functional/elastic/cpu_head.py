@@ -45,7 +45,7 @@ FIELDS = (
     "mask_grad_at", "mask_grad_size", "unsafe_at",
     "workspace_at", "workspace_stride",
 )  # fmt: skip
-Job = namedtuple("Job", FIELDS)
+Job = namedtuple("Job", FIELDS)  # type: ignore[misc]
 FIELD_COUNT = len(FIELDS)
 
 NO_MASK, BOOLEAN, BIAS = 0, 1, 2
@@ -277,7 +277,7 @@ def exponentiate(row, bias):
 
 @jit
 def add_columns(block, factor, totals):
-    """totals += block^T factor for eight rows or fewer, which are in the first-level cache."""
+    """Add `block^T factor` to the totals, for at most eight rows, still in the nearest cache."""
     rows, m = block.shape
     if rows == 8:
         f0, f1, f2, f3 = factor[0], factor[1], factor[2], factor[3]
@@ -296,7 +296,7 @@ def add_columns(block, factor, totals):
 
 @jit
 def dot_rows(block, weights, sums):
-    """sums = block weights, four rows at a time."""
+    """Products of rows with weights, four rows at a time."""
     rows, m = block.shape
     zero = sums.dtype.type(0)
     even = rows - rows % 4
@@ -318,7 +318,7 @@ def dot_rows(block, weights, sums):
 
 @jit
 def flush(total, partial):
-    """Add the totals of a block of rows to those of the slot and start anew: short sums round less."""
+    """Add the totals of a block to those of the slot, and start anew: short sums round less."""
     for j in range(len(total)):
         total[j] += partial[j]
         partial[j] = total.dtype.type(0)

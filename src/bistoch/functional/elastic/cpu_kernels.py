@@ -5,15 +5,9 @@ from functools import cache
 import numpy as np
 import torch
 
-from bistoch.functional.elastic import cpu_backward, cpu_forward
+from bistoch.functional.elastic.cpu_backward import differentiate, prepare, scatter, step
+from bistoch.functional.elastic.cpu_forward import build, finish, iterate, solve
 from bistoch.functional.elastic.cpu_runtime import body
-
-build, iterate, finish, solve = (
-    cpu_forward.build, cpu_forward.iterate, cpu_forward.finish, cpu_forward.solve
-)  # fmt: skip
-prepare, step, scatter, differentiate = (
-    cpu_backward.prepare, cpu_backward.step, cpu_backward.scatter, cpu_backward.differentiate
-)  # fmt: skip
 
 FORWARD = ("build", "iterate", "finish")
 BACKWARD = ("prepare", "step", "scatter")
@@ -21,70 +15,92 @@ BACKWARD = ("prepare", "step", "scatter")
 
 @cache
 def compiled(name: str, dtype: torch.dtype):
-    """One kernel in one precision. Written out, so that the disk cache can tell them apart."""
-    bits = 64 if dtype == torch.float64 else 32
-    return body(globals()[f"{name}_{bits}"])
+    """One kernel in one precision."""
+    return body(_KERNELS[name, dtype])
 
 
-def build_32(pointer):
+# each written out: the disk cache knows a function by its name and its line
+
+
+def _build_32(pointer):
     build(pointer, np.float32)
 
 
-def build_64(pointer):
+def _build_64(pointer):
     build(pointer, np.float64)
 
 
-def iterate_32(pointer):
+def _iterate_32(pointer):
     iterate(pointer, np.float32)
 
 
-def iterate_64(pointer):
+def _iterate_64(pointer):
     iterate(pointer, np.float64)
 
 
-def finish_32(pointer):
+def _finish_32(pointer):
     finish(pointer, np.float32)
 
 
-def finish_64(pointer):
+def _finish_64(pointer):
     finish(pointer, np.float64)
 
 
-def solve_32(pointer):
+def _solve_32(pointer):
     solve(pointer, np.float32)
 
 
-def solve_64(pointer):
+def _solve_64(pointer):
     solve(pointer, np.float64)
 
 
-def prepare_32(pointer):
+def _prepare_32(pointer):
     prepare(pointer, np.float32)
 
 
-def prepare_64(pointer):
+def _prepare_64(pointer):
     prepare(pointer, np.float64)
 
 
-def step_32(pointer):
+def _step_32(pointer):
     step(pointer, np.float32)
 
 
-def step_64(pointer):
+def _step_64(pointer):
     step(pointer, np.float64)
 
 
-def scatter_32(pointer):
+def _scatter_32(pointer):
     scatter(pointer, np.float32)
 
 
-def scatter_64(pointer):
+def _scatter_64(pointer):
     scatter(pointer, np.float64)
 
 
-def differentiate_32(pointer):
+def _differentiate_32(pointer):
     differentiate(pointer, np.float32)
 
 
-def differentiate_64(pointer):
+def _differentiate_64(pointer):
     differentiate(pointer, np.float64)
+
+
+_KERNELS = {
+    ("build", torch.float32): _build_32,
+    ("build", torch.float64): _build_64,
+    ("iterate", torch.float32): _iterate_32,
+    ("iterate", torch.float64): _iterate_64,
+    ("finish", torch.float32): _finish_32,
+    ("finish", torch.float64): _finish_64,
+    ("solve", torch.float32): _solve_32,
+    ("solve", torch.float64): _solve_64,
+    ("prepare", torch.float32): _prepare_32,
+    ("prepare", torch.float64): _prepare_64,
+    ("step", torch.float32): _step_32,
+    ("step", torch.float64): _step_64,
+    ("scatter", torch.float32): _scatter_32,
+    ("scatter", torch.float64): _scatter_64,
+    ("differentiate", torch.float32): _differentiate_32,
+    ("differentiate", torch.float64): _differentiate_64,
+}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
@@ -37,7 +37,7 @@ def jit(function):
 
 
 def body(function):
-    """Compile a kernel that is called by address, `void body(int64* record)`."""
+    """Compile a kernel that is called by its address with a pointer to int64 numbers."""
     return _keep(function, partial(cfunc, types.void(types.CPointer(types.int64))))
 
 
@@ -67,7 +67,7 @@ def larger(typing, a, b):
 
 @intrinsic
 def _fused(typing, a, b, c):
-    """a * b + c rounded once, and safe from being reassociated."""
+    """The sum `a * b + c` rounded once, and safe from being reassociated."""
 
     def generate(context, builder, signature, arguments):
         kind = ir.FunctionType(_float, [_float] * 3)
@@ -280,20 +280,21 @@ def gemm_address(dtype: torch.dtype) -> int:
     name = {torch.float32: "sgemm", torch.float64: "dgemm"}[dtype]
     for library in sorted((Path(torch.__file__).parent / "lib").glob("*torch_cpu*")):
         try:
-            return ctypes.cast(
-                getattr(ctypes.CDLL(str(library)), f"{name}_"), ctypes.c_void_p
-            ).value
+            return _address(getattr(ctypes.CDLL(str(library)), f"{name}_"))
         except (OSError, AttributeError):
             continue
     from scipy.linalg import cython_blas
 
-    capsule = cython_blas.__pyx_capi__[name]
-    ctypes.pythonapi.PyCapsule_GetName.restype = ctypes.c_char_p
-    ctypes.pythonapi.PyCapsule_GetName.argtypes = [ctypes.py_object]
-    ctypes.pythonapi.PyCapsule_GetPointer.restype = ctypes.c_void_p
-    ctypes.pythonapi.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    label = ctypes.pythonapi.PyCapsule_GetName(capsule)
-    return ctypes.pythonapi.PyCapsule_GetPointer(capsule, label)
+    functions: dict[str, object] = dict(cython_blas.__pyx_capi__)
+    unpack = ctypes.pythonapi.PyCapsule_GetPointer
+    label = ctypes.pythonapi.PyCapsule_GetName
+    unpack.restype, unpack.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    label.restype, label.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    return int(unpack(functions[name], label(functions[name])))
+
+
+def _address(function) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 @cache
@@ -306,8 +307,8 @@ def team_entry() -> tuple[int, int]:
             functions = library.GOMP_parallel, library.omp_get_thread_num
         except (OSError, AttributeError):
             continue
-        start, number = (ctypes.cast(f, ctypes.c_void_p).value for f in functions)
-        return start or 0, number or 0
+        start, number = map(_address, functions)
+        return start, number
     return 0, 0
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bistoch.functional.elastic.problem import Problem, Solution
+from bistoch.functional.elastic.problem import Problem, Solution, full_precision
 
 
 class History(NamedTuple):
@@ -79,7 +79,7 @@ def register(
             iters, tol,
         )  # fmt: skip
         solution, history = empty(query, key, value, iters, keep_history)
-        with torch.autocast(query.device.type, enabled=False):
+        with full_precision(query.device):
             forward(problem, value, solution, history if keep_history else None)
         return (*solution, *history)
 
@@ -122,7 +122,7 @@ def register(
         solution = Solution(output, row, column, error, iterations)
         differentiable = (query, key, value, sharpness, lam, omega, log_mass)
         grads = _zeros(differentiable, mask if mask_needs_grad else None)
-        with torch.autocast(query.device.type, enabled=False):
+        with full_precision(query.device):
             history = History(row_history, peak_history, log_total_history)
             upstream = Upstream(output_grad, row_grad, column_grad)
             backward(problem, value, solution, history, upstream, grads)

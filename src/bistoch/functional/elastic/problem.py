@@ -1,5 +1,6 @@
 """The question that every backend of the elastic family answers, and the mathematics they share."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -80,6 +81,13 @@ def row_softmax(scores: Float[Tensor, "B r m"]) -> Float[Tensor, "B r m"]:
         return scores.exp()
     dead = (scores == -torch.inf).all(-1, keepdim=True)
     return scores.masked_fill(dead, 0).softmax(-1).masked_fill(dead, 0)
+
+
+def full_precision(device: torch.device) -> AbstractContextManager:
+    """Switch autocast off, if it is on: inside, everything is computed in the working dtype."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def no_values(problem: Problem) -> Float[Tensor, "B m 0"]:

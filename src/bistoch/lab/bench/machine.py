@@ -3,6 +3,7 @@
 import hashlib
 import os
 import platform
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import bistoch
 from bistoch.lab.bench.memory import total_memory
 
 PACKAGES = ("torch", "numba", "numpy", "POT", "ott-jax", "jax", "geomloss")
-# other programs on more than this share of the cores make timings doubtful
+# a load of other programs above this share of the cores makes timings doubtful
 BUSY = 0.25
+# and so does what they really used while a case was measured
+DISTURBED = 0.05
 
 
 def describe_machine() -> dict[str, Any]:
@@ -69,6 +72,39 @@ def busy_warning(load: float | None, own: int, when: str) -> str | None:
         f"the machine was busy {when} (load average {load:.2f} on {cores} cores): "
         "measure again when quiet"
     )
+
+
+class Neighbours:
+    """A watch on other programs: the share of all cores they used since it was made.
+
+    >>> share = Neighbours().share()
+    >>> share is None or 0 <= share <= 1
+    True
+    """
+
+    def __init__(self) -> None:
+        self._start = self._used()
+
+    def share(self) -> float | None:
+        """Between 0 and 1; None where the system does not tell."""
+        now = self._used()
+        if self._start is None or now is None:
+            return None
+        wall, everyone, own = (b - a for a, b in zip(self._start, now, strict=True))
+        cores = os.cpu_count() or 1
+        # clocks that tick a hundred times a second say nothing about less than that
+        return round(min(1.0, max(0.0, (everyone - own - 0.02) / (max(wall, 0.05) * cores))), 3)
+
+    @staticmethod
+    def _used() -> tuple[float, float, float] | None:
+        """Seconds on the wall, of all programs together, and of this one."""
+        try:
+            with open("/proc/stat") as file:
+                user, nice, system, _, _, irq, softirq, *_ = map(int, file.readline().split()[1:])
+        except (OSError, ValueError):
+            return None
+        everyone = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+        return time.perf_counter(), everyone, time.process_time()
 
 
 def _processor() -> str:

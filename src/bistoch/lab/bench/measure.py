@@ -11,6 +11,7 @@ from bistoch.functional import BackendUnavailableError
 from bistoch.lab.bench.answers import Answers, Verdict, judge
 from bistoch.lab.bench.cases import Case, Direction, Setting
 from bistoch.lab.bench.contenders import Calls, Contender, Task
+from bistoch.lab.bench.machine import Neighbours
 from bistoch.lab.bench.memory import allocated_by, choose_memory, resident_growth, total_memory
 
 # code that keeps matrices may fill this share of the machine
@@ -74,6 +75,8 @@ class Cell:
     memory: int | None = None
     memory_allocated: int | None = None
     memory_resident: int | None = None
+    # the share of all cores that other programs used while this was measured
+    others: float | None = None
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -130,6 +133,7 @@ def measure(
     """
     cells = [new_cell(case, direction, entry) for entry in entries]
     running = []
+    neighbours = Neighbours()
     for cell, entry in zip(cells, entries, strict=True):
         reason = refusal(case, direction, entry)
         if reason is not None:
@@ -148,8 +152,10 @@ def measure(
             sentence = (str(mistake).strip() or "no message").splitlines()[0]
             cell.status, cell.reason = "failed", f"{type(mistake).__name__}: {sentence}"[:300]
     _run_rounds(running, timer)
+    others = neighbours.share()
     baseline = cells[0]
     for cell in cells:
+        cell.others = others
         cell.baseline = baseline.contender
         if cell.status == "measured" and not baseline.samples:
             cell.status, cell.reason = "failed", f"nothing to compare with: {baseline.reason}"

@@ -19,9 +19,10 @@ from bistoch.lab.bench.machine import (
     load_average,
     source_digest,
 )
-from bistoch.lab.bench.measure import Cell, Entry, Pace, measure, new_cell
+from bistoch.lab.bench.measure import MEMORY_SHARE, Cell, Entry, Pace, measure, new_cell
+from bistoch.lab.bench.memory import total_memory
 from bistoch.lab.bench.peers import missing_packages
-from bistoch.lab.bench.plan import Group, Options, expected_seconds, plan
+from bistoch.lab.bench.plan import Group, Options, entries_ratio, plan
 from bistoch.lab.bench.plot import draw_bench
 from bistoch.lab.bench.store import Store, write_whole
 from bistoch.lab.bench.table import print_results
@@ -144,18 +145,29 @@ def _blank(group: Group, entry: Entry) -> Cell:
 
 
 def _hopeless(group: Group, entry: Entry, options: Options, store: Store) -> Cell | None:
-    """A cell that says why it is not tried, if shorter sequences foretell hours."""
+    """A cell that says why it is not tried, if the next shorter sequence foretells trouble."""
     cell = _blank(group, entry)
-    for known in store.cells:
-        same = (known.contender, known.lam, known.iters, known.scores, known.direction) == (
-            cell.contender, cell.lam, cell.iters, cell.scores, cell.direction
-        )  # fmt: skip
-        if same and known.case.startswith("n=") and known.seconds and cell.case.startswith("n="):
-            expected = expected_seconds(known.seconds, known.shape, cell.shape)
-            if expected > options.pace.never:
-                cell.status, cell.reason = "skipped", "too slow: a shorter sequence says so"
-                return cell
+    known = [other for other in store.cells if other.seconds and _same_curve(cell, other)]
+    if not known:
+        return None
+    nearest = max(known, key=lambda other: other.shape[-2])
+    growth = entries_ratio(nearest.shape, cell.shape)
+    if (nearest.seconds or 0) * growth > options.pace.never:
+        cell.status, cell.reason = "skipped", "too slow: a shorter sequence says so"
+        return cell
+    # what an operator keeps is not known beforehand, as it is for the others
+    if options.operators and (nearest.memory or 0) * growth > MEMORY_SHARE * total_memory():
+        cell.status, cell.reason = "skipped", "too much memory: a shorter sequence says so"
+        return cell
     return None
+
+
+def _same_curve(cell: Cell, other: Cell) -> bool:
+    """Whether two cells differ in their length only."""
+    alike = ("task", "contender", "lam", "iters", "scores", "direction")
+    if any(getattr(cell, name) != getattr(other, name) for name in alike):
+        return False
+    return cell.case.startswith("n=") and other.case.startswith("n=")
 
 
 class _Bar:
@@ -190,7 +202,8 @@ def _threads(count: int) -> Iterator[None]:
 
 def _caption(configuration: dict[str, Any]) -> str:
     heads, dim, threads = (configuration[name] for name in ("heads", "dim", "threads"))
-    return f"{heads} heads of {dim} features, float32, random scores, {threads} threads"
+    plural = "" if threads == 1 else "s"
+    return f"{heads} heads of {dim} features, float32, random scores, {threads} thread{plural}"
 
 
 def _draw(store: Store, console: Console) -> None:

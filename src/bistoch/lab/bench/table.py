@@ -10,6 +10,7 @@ from rich.table import Table
 from bistoch.lab.bench.cases import SCORES
 from bistoch.lab.bench.contenders import SDPA
 from bistoch.lab.bench.growth import growth_rows
+from bistoch.lab.bench.machine import DISTURBED
 from bistoch.lab.bench.measure import Cell
 
 MIB = 1 << 20
@@ -30,18 +31,18 @@ def print_results(cells: Sequence[Cell], notes: Sequence[str], console: Console)
             some = [c for c in lengths if (c.scores, c.direction) == (scores, direction)]
             if some:
                 title = f"{direction}, {scores} scores: time over {SDPA}"
-                console.print(_over_n(title, some, marks, _time, "time"))
+                _print(console, title, _over_n(some, marks, _time, "time"))
     for direction in ("forward", "forward+backward"):
         # the kind of scores does not change what is allocated
         some = [c for c in lengths if (c.scores, c.direction) == ("random", direction)]
         if some:
             title = f"{direction}: peak memory beyond the inputs, MiB"
-            console.print(_over_n(title, some, marks, _memory, "memory"))
+            _print(console, title, _over_n(some, marks, _memory, "memory"))
     for name in dict.fromkeys(c.case for c in cells if not c.case.startswith("n=")):
         some = [cell for cell in cells if cell.case == name]
         shape = " x ".join(map(str, some[0].shape))
         title = f"{name} ({shape}): time over {some[0].baseline}"
-        console.print(_one_shape(title, some, marks))
+        _print(console, title, _one_shape(some, marks))
     for line in (*_legend(cells), *marks.lines(), *notes):
         console.print(line, highlight=False, markup=False)
 
@@ -83,10 +84,16 @@ def _options(cell: Cell) -> str:
     return f"lam={cell.lam:g} iters={cell.iters}"
 
 
-def _over_n(title: str, cells: Sequence[Cell], marks: Marks, show: Any, growth: str) -> Table:
+def _print(console: Console, title: str, table: Table) -> None:
+    # a title of the table itself would be broken to its width
+    console.print(f"\n[bold]{title}[/bold]", highlight=False)
+    console.print(table)
+
+
+def _over_n(cells: Sequence[Cell], marks: Marks, show: Any, growth: str) -> Table:
     """One row per contender, one column per n."""
     sizes = sorted({cell.shape[-2] for cell in cells})
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("contender", no_wrap=True)
     heads = {cell.shape[-2]: cell.shape[-3] for cell in cells}
     usual = max(heads.values())
@@ -107,10 +114,10 @@ def _over_n(title: str, cells: Sequence[Cell], marks: Marks, show: Any, growth: 
     return table
 
 
-def _one_shape(title: str, cells: Sequence[Cell], marks: Marks) -> Table:
+def _one_shape(cells: Sequence[Cell], marks: Marks) -> Table:
     """One row per contender, time and memory of each direction."""
     directions = tuple(dict.fromkeys(cell.direction for cell in cells))
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("contender", no_wrap=True)
     for direction in directions:
         table.add_column(direction, justify="right")
@@ -167,6 +174,12 @@ def _legend(cells: Sequence[Cell]) -> Iterator[str]:
             f"{min(tolerances):.0e} of the largest entry; best of several interleaved rounds; "
             f"{SDPA} is scaled_dot_product_attention; the row of a baseline shows its own time; "
             "~n^ is the exponent of growth"
+        )
+    doubtful = sum((cell.others or 0) > DISTURBED for cell in cells if cell.seconds)
+    if doubtful:
+        yield (
+            f"doubtful: {doubtful} of {sum(bool(cell.seconds) for cell in cells)} times were taken "
+            f"while other programs used more than {DISTURBED:.0%} of the cores"
         )
     if any(cell.timed_once for cell in cells):
         yield "* one slow call, timed once"

@@ -1,0 +1,173 @@
+"""The CPU kernels: every strategy against the reference, and safe in real programs."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import bistoch
+from bistoch.functional.elastic import cpu
+
+N, M, D = 37, 53, 8
+
+
+def tokens(batch=(3,), dtype=torch.float64, size=1.0):
+    q, k, v = (torch.randn(*batch, n, D, dtype=dtype) for n in (N, M, M))
+    return size * q, k, v
+
+
+@pytest.fixture(params=["own heads", "shared heads", "nothing stored"])
+def strategy(request, monkeypatch):
+    """Whatever the sizes, let threads take heads of their own, share them, or store nothing."""
+    if request.param == "shared heads":
+        monkeypatch.setattr(cpu, "OWN_HEAD_BYTES", 0)
+    if request.param == "nothing stored":
+        monkeypatch.setattr(cpu, "WORKSPACE_BYTES", 0)
+
+
+def compare(q, k, v, **options):
+    results = []
+    for backend in ("reference", "cpu"):
+        leaves = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+        result = bistoch.elastic_attention(*leaves, backend=backend, **options)
+        result.sin().sum().backward()
+        results.append((result.detach(), *(leaf.grad for leaf in leaves)))
+    for wanted, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-11, rtol=1e-9)
+
+
+@pytest.mark.usefixtures("strategy")
+@pytest.mark.parametrize("options", [
+    {},
+    {"lam": 0.3, "omega": 1.4, "iters": 40},
+    {"mask": torch.ones(N, M, dtype=torch.bool).tril(5), "iters": 5},
+    {"key_mask": torch.arange(M) < 40, "query_mask": torch.arange(N) < 30},
+    {"tol": 1e-4, "iters": 500},
+    {"eps": 0.05, "iters": 15},
+], ids=["plain", "elastic", "mask", "padding", "tol", "cold"])  # fmt: skip
+def test_strategies_agree_with_the_reference(options):
+    compare(*tokens(), **options)
+
+
+@pytest.mark.usefixtures("strategy")
+def test_converged_iterations_are_not_repeated_but_their_gradient_counts():
+    """Equal scores are balanced from the start; the gradient still is that of all iterations."""
+    q, k, v = tokens()
+    compare(torch.zeros_like(q), k, v, iters=7)
+    compare(q, k, v, iters=200, lam=0.5)
+
+
+@pytest.mark.usefixtures("strategy")
+def test_columns_that_underflow_are_rescued():
+    q, k, v = tokens()
+    bias = torch.zeros(M, dtype=torch.float64)
+    bias[3], bias[7] = -2000.0, -900.0
+    compare(q, k, v, mask=bias.expand(N, M), iters=6)
+
+
+def test_results_do_not_depend_on_the_number_of_threads():
+    q, k, v = tokens(batch=(5,), dtype=torch.float32)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(bistoch.elastic_attention(q, k, v, backend="cpu"))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_repeated_runs_are_bit_identical(strategy):
+    q, k, v = tokens(dtype=torch.float32)
+    first, second = (bistoch.elastic_attention(q, k, v, backend="cpu") for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_a_forked_child_computes_after_its_parent():
+    q, k, v = tokens()
+    wanted = bistoch.elastic_attention(q, k, v, backend="cpu")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        # leave by _exit alone: this process is a copy of the test runner
+        found = bistoch.elastic_attention(q, k, v, backend="cpu")
+        os.write(write, b"same" if torch.equal(found, wanted) else b"else")
+        os._exit(0)
+    os.close(write)
+    assert os.read(read, 4) == b"same"
+    os.waitpid(child, 0)
+
+
+class Batches(torch.utils.data.Dataset):
+    """Samples that were attended in the worker."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        q, k, v = (torch.full((2, 5, 3), float(index + 1)) for _ in range(3))
+        return bistoch.elastic_attention(q, k, v, backend="cpu")
+
+
+def test_data_loader_workers_before_and_after_the_parent():
+    for _ in range(2):
+        loader = torch.utils.data.DataLoader(
+            Batches(), num_workers=1, multiprocessing_context="fork"
+        )
+        assert [batch[0, 0, 0, 0].item() for batch in loader] == pytest.approx([1.0, 2.0])
+        bistoch.elastic_attention(*tokens(), backend="cpu")
+
+
+def run_python(code):
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_without_a_folder_for_its_cache_a_kernel_still_compiles():
+    code = """
+import numba.core.caching as caching
+caching.CompileResultCacheImpl._locator_classes = []
+from bistoch.functional.elastic.cpu_runtime import jit
+print(jit(lambda x: x + 1)(2))
+"""
+    assert run_python(code) == "3\n"
+
+
+def test_without_numba_auto_streams_and_cpu_says_why():
+    code = """
+import sys
+sys.modules["numba"] = None
+import torch, bistoch
+x = torch.ones(2, 3)
+print(bistoch.elastic_attention(x, x, x).shape)
+try:
+    bistoch.elastic_attention(x, x, x, backend="cpu")
+except bistoch.BackendUnavailableError as error:
+    print(error)
+"""
+    printed = run_python(code)
+    assert "torch.Size([2, 3])" in printed
+    assert "needs Numba" in printed
+    assert "pip install numba" in printed
+
+
+def test_threads_without_an_openmp_runtime(monkeypatch):
+    from bistoch.functional.elastic import cpu_runtime
+
+    q, k, v = tokens(batch=(5,))
+    wanted = bistoch.elastic_attention(q, k, v, backend="cpu")
+    monkeypatch.setattr(cpu_runtime, "team_entry", lambda: (0, 0))
+    assert torch.equal(bistoch.elastic_attention(q, k, v, backend="cpu"), wanted)
+
+
+def test_scipys_blas_serves_where_torchs_is_hidden(monkeypatch):
+    from bistoch.functional.elastic import cpu_runtime
+
+    monkeypatch.setattr(cpu_runtime.ctypes, "CDLL", lambda name: object())
+    address = cpu_runtime.gemm_address.__wrapped__(torch.float64)
+    monkeypatch.undo()
+    monkeypatch.setattr(cpu_runtime, "gemm_address", lambda dtype: address)
+    compare(*tokens())
