@@ -48,11 +48,6 @@ def test_help_imports_torch_in_no_verb():
     assert not {"torch", "numpy", "matplotlib"} & imported_by(bare)
 
 
-@pytest.mark.xfail(reason="bistoch/__init__.py imports torch by itself", strict=False)
-def test_help_does_not_wait_for_torch():
-    assert "torch" not in imported_by("")
-
-
 def test_list_shows_every_row():
     result = run("list")
     assert result.exit_code == 0

@@ -1,10 +1,12 @@
 """Who computes an operator: a name is one backend and never falls back to another."""
 
 from collections.abc import Sequence
-from functools import cache
 from importlib.util import find_spec
 
 from bistoch.functional._inputs import check_choice
+
+# found, but not imported: that is left to the first call of a kernel
+HAS_NUMBA = find_spec("numba") is not None
 
 
 class BackendUnavailableError(RuntimeError):
@@ -15,9 +17,3 @@ def choose_backend(operator: str, backend: str, offered: Sequence[str], *, auto:
     """Turn the user's word into an offered backend; `auto` is what "auto" stands for."""
     check_choice(operator, "backend", backend, ("auto", *offered))
     return auto if backend == "auto" else backend
-
-
-@cache
-def installed(package: str) -> bool:
-    """Whether a package could be imported, without importing it."""
-    return find_spec(package) is not None

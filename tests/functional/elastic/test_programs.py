@@ -100,6 +100,13 @@ def test_export(backend):
     torch.testing.assert_close(exported(*inputs), layer(*inputs))
 
 
+@pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "reference"])
+def test_forward_mode_is_refused_instead_of_wrong(backend):
+    q, k, v = tokens()
+    with pytest.raises(NotImplementedError, match=r'backend="reference"'):
+        torch.func.jvp(lambda q: bistoch.elastic_attention(q, k, v, backend=backend), (q,), (q,))
+
+
 @every_backend
 def test_inference_and_no_grad(backend):
     layer, inputs = Layer(backend), tokens()

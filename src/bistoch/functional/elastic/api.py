@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bistoch.functional import _inputs
-from bistoch.functional._backend import choose_backend, installed
+from bistoch.functional._backend import HAS_NUMBA, choose_backend
 from bistoch.functional._inputs import Mask, Option
 from bistoch.functional.elastic import cpu, reference, streaming
 from bistoch.functional.elastic.pose import Options, flatten, pose, working_dtype
@@ -24,6 +24,9 @@ from bistoch.functional.elastic.problem import (
 _SOLVERS = {"reference": reference.solve, "streaming": streaming.solve, "cpu": cpu.solve}
 
 BACKENDS = tuple(_SOLVERS)
+
+# pairs of one problem below which streaming, many problems at once, beats the kernels
+SMALL = 1024
 
 # the column error below which a run without a tolerance of its own is called converged
 CONVERGED = 1e-3
@@ -307,8 +310,7 @@ def _dense(operator: str, problem: Problem, batch: torch.Size, backend: str) -> 
 
 def _solve(operator: str, problem: Problem, value: Tensor, backend: str) -> Solution:
     """Hand a problem to its backend; say so if a wanted tolerance was not reached."""
-    auto = "cpu" if problem.query.device.type == "cpu" and installed("numba") else "streaming"
-    chosen = choose_backend(operator, backend, BACKENDS, auto=auto)
+    chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem))
     with full_precision(problem.query.device):
         found = _SOLVERS[chosen](problem, value)
     if problem.tol is not None and not torch.compiler.is_compiling() and len(found.error):
@@ -321,3 +323,11 @@ def _solve(operator: str, problem: Problem, value: Tensor, backend: str) -> Solu
                 stacklevel=4,
             )
     return found
+
+
+def _fastest(problem: Problem) -> str:
+    """What "auto" stands for: kernels, unless matrices are so small that starting one costs more."""
+    pairs = problem.query.shape[1] * problem.key.shape[1]
+    if problem.query.device.type == "cpu" and HAS_NUMBA and pairs >= SMALL:
+        return "cpu"
+    return "streaming"

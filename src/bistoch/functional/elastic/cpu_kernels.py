@@ -5,9 +5,11 @@ from functools import cache
 import numpy as np
 import torch
 
-from bistoch.functional.elastic.cpu_backward import differentiate, prepare, scatter, step
-from bistoch.functional.elastic.cpu_forward import build, finish, iterate, solve
+from bistoch.functional.elastic.cpu_backward import prepare, scatter, step
+from bistoch.functional.elastic.cpu_differentiate import differentiate
+from bistoch.functional.elastic.cpu_forward import build, finish, iterate
 from bistoch.functional.elastic.cpu_runtime import body
+from bistoch.functional.elastic.cpu_solve import solve
 
 FORWARD = ("build", "iterate", "finish")
 BACKWARD = ("prepare", "step", "scatter")

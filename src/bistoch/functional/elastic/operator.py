@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from bistoch.functional.elastic.problem import Problem, Solution, full_precision
 
@@ -154,6 +155,12 @@ def register(
 
     def solve(problem: Problem, value: Tensor) -> Solution:
         inputs = (value, *(field for field in problem if isinstance(field, Tensor)))
+        if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in inputs):
+            # torch would silently return zero tangents
+            raise NotImplementedError(
+                f"{name}: only backward-mode derivatives are known to this backend; "
+                'for torch.func.jvp choose backend="reference"'
+            )
         keep_history = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
         query, key, *rest = problem
         return Solution(*forward_op(query, key, value, *rest, keep_history)[:5])

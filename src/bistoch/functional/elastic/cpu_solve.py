@@ -1,0 +1,257 @@
+"""Numba kernels of the forward: how a head is led through its iterations, vectors only."""
+
+import numpy as np
+from numba import carray
+
+from bistoch.functional.elastic.cpu_forward import (
+    row_potential,
+)
+from bistoch.functional.elastic.cpu_head import (
+    ABSORBED,
+    COLUMN,
+    FACTOR,
+    NO_MASK,
+    PEAK,
+    SHIFT,
+    STEP,
+    TOTAL,
+    WEIGHT,
+    behind_vectors,
+    forbid,
+    gather_totals,
+    matrix,
+    of_head,
+    open_job,
+    over_keys,
+    over_queries,
+    run_phase,
+    vector,
+    whole,
+    write_scores,
+)
+from bistoch.functional.elastic.cpu_runtime import (
+    exponential,
+    jit,
+    larger,
+    logarithm,
+    size_of,
+    take_next,
+)
+
+# log of a column factor beyond which it is absorbed into the kernel matrix
+SAFE = 30.0
+# a column total below this may have lost terms to underflow
+TINY = 1e-30
+
+
+@jit
+def solve(pointer, like):
+    """Take heads until none is left, and iterate each to its end."""
+    job = open_job(carray(pointer, (1,)).ctypes.data)
+    worker = take_next(job.next_worker)
+    space = job.workspace_at + worker * job.workspace_stride * size_of(like)
+    index = take_next(job.next_head)
+    while index < job.batch:
+        solve_head(job, index, space, worker, like)
+        index = take_next(job.next_head)
+
+
+@jit
+def solve_head(job, index, space, worker, like):
+    """Iterate one head and write everything that it returns."""
+    tol, still = vector(job.reals_at, 2, np.float64)
+    keep = job.stored_rows == job.n
+    over_keys(job, space, COLUMN, like)[:] = like(0)
+    fresh, steps, rest, before = False, job.iters, like(0), like(np.inf)
+    for t in range(job.iters):
+        if fresh:
+            run_phase(job, job.iterate_body, index, space, worker, 0, t)
+        else:
+            absorb(job, space, like)
+            run_phase(job, job.build_body, index, space, worker, 0, t)
+        take_totals(job, index, space, like)
+        if job.row_history_at:
+            record(job, index, space, t, like)
+        rest, middle = spread(job, index, space, like)
+        if rest <= tol:
+            steps, fresh = t, keep
+            # whoever goes back through many heads at once finds the same state in steps not taken
+            if job.row_history_at:
+                for later in range(t + 1, job.iters):
+                    record(job, index, space, later, like)
+            break
+        moved = move_columns(job, index, space, like)
+        left = job.iters - 1 - t
+        if left * rest <= 32 * still and left * rest * (rest / before) <= still:
+            # the plans to come would repeat this one: their steps, which never grow, add up to less
+            # than the first bound, and at the observed rate to less than rounding
+            for later in range(t + 1, job.iters):
+                coast(job, index, space, middle, like)
+                if job.row_history_at:
+                    record(job, index, space, later, like)
+                _, middle = spread(job, index, space, like)
+                moved = move_columns(job, index, space, like)
+            fresh = keep and moved < SAFE
+            break
+        fresh = keep and moved < SAFE
+        before = rest
+    if not fresh:
+        absorb(job, space, like)
+    weigh_values(job, index, space, like)
+    run_phase(job, job.finish_body, index, space, worker, int(fresh), 0)
+    whole(job.iterations_at)[index] = steps
+    if job.exact_error:
+        take_totals(job, index, space, like)
+        rest, _ = spread(job, index, space, like)
+    vector(job.error_at, job.batch, like)[index] = rest
+    close_columns(job, index, space, like)
+
+
+@jit
+def absorb(job, space, like):
+    """Let K carry the column potentials from here on."""
+    over_keys(job, space, ABSORBED, like)[:] = over_keys(job, space, COLUMN, like)
+    over_keys(job, space, WEIGHT, like)[:] = like(1)
+
+
+@jit
+def weigh_values(job, index, space, like):
+    """The values with the column factors, which turn a product with K into the plan's."""
+    m, e = job.m, job.e
+    weight, value = over_keys(job, space, WEIGHT, like), of_head(job.value_at, index, m, e, like)
+    weighted = matrix(behind_vectors(job, space, like), m, e, like)
+    for j in range(m):
+        for c in range(e):
+            weighted[j, c] = weight[j] * value[j, c]
+
+
+@jit
+def take_totals(job, index, space, like):
+    """From totals to `LSE_i(S + f) = peak + log(total)` and the full column step h.
+
+    A column that nobody may see ends with log total minus infinity and step zero.
+    """
+    total = gather_totals(job, space, like)
+    peak, step = over_keys(job, space, PEAK, like), over_keys(job, space, STEP, like)
+    absorbed = over_keys(job, space, ABSORBED, like)
+    log_mass = vector(job.log_mass_at + index * job.m * size_of(like), job.m, like)
+    missing = like(-np.inf)
+    for j in range(job.m):
+        peak[j] = -absorbed[j]
+        missing = larger(missing, -total[j])
+    if missing > -TINY:
+        rescue_totals(job, index, space, total, peak, like)
+    one, zero = like(1), like(0)
+    for j in range(job.m):
+        alive = total[j] > zero
+        log_total = logarithm(total[j] if alive else one)
+        total[j] = log_total if alive else like(-np.inf)
+        peak[j] = peak[j] if alive else zero
+        step[j] = log_mass[j] - (peak[j] + log_total) if alive else zero
+
+
+@jit
+def rescue_totals(job, index, space, total, peak, like):
+    """Column totals in the log domain, for columns whose terms underflow: peak and sum apart."""
+    n, m = job.n, job.m
+    factor = over_queries(job, space, FACTOR, like)
+    scratch = np.empty((min(job.block, n), m), like)
+    peak[:] = like(-np.inf)
+    total[:] = like(0)
+    for sweep in range(2):
+        for first in range(0, n, job.block):
+            last = min(first + job.block, n)
+            write_scores(job, index, first, last, scratch[: last - first], like)
+            for i in range(first, last):
+                if factor[i] > 0:
+                    row, f = scratch[i - first], row_potential(job, space, i, like)
+                    if sweep == 0:
+                        for j in range(m):
+                            peak[j] = larger(peak[j], row[j] + f)
+                    else:
+                        for j in range(m):
+                            if peak[j] > -np.inf:
+                                total[j] += exponential(row[j] + f - peak[j])
+
+
+@jit
+def spread(job, index, space, like):
+    """How far the residuals `lam h - g` of live columns lie apart, and their middle."""
+    lam = vector(job.lam_at, job.batch, like)[index]
+    total, step = over_keys(job, space, TOTAL, like), over_keys(job, space, STEP, like)
+    column = over_keys(job, space, COLUMN, like)
+    highest, lowest = like(-np.inf), like(-np.inf)
+    for j in range(job.m):
+        if total[j] > -np.inf:
+            residual = lam * step[j] - column[j]
+            highest = larger(highest, residual)
+            lowest = larger(lowest, -residual)
+    if highest == -np.inf:
+        return like(0), like(0)
+    return highest + lowest, (highest - lowest) * like(0.5)
+
+
+@jit
+def coast(job, index, space, middle, like):
+    """An iteration after columns that all moved by the same: only the constant moves on."""
+    shift = vector(job.omega_at, job.batch, like)[index] * middle
+    over_queries(job, space, SHIFT, like)[:] += shift
+    over_keys(job, space, PEAK, like)[:] -= shift
+    over_keys(job, space, STEP, like)[:] += shift
+
+
+@jit
+def move_columns(job, index, space, like):
+    """Take the column step; return how far the potentials now are from what K has absorbed."""
+    lam = vector(job.lam_at, job.batch, like)[index]
+    omega = vector(job.omega_at, job.batch, like)[index]
+    total, step = over_keys(job, space, TOTAL, like), over_keys(job, space, STEP, like)
+    column, weight = over_keys(job, space, COLUMN, like), over_keys(job, space, WEIGHT, like)
+    absorbed = over_keys(job, space, ABSORBED, like)
+    furthest = like(0)
+    for j in range(job.m):
+        alive = total[j] > -np.inf
+        column[j] += omega * (lam * step[j] - column[j]) if alive else like(0)
+        gap = column[j] - absorbed[j]
+        furthest = larger(furthest, abs(gap))
+        weight[j] = exponential(gap)
+    return furthest
+
+
+@jit
+def record(job, index, space, t, like):
+    """Keep what the backward of iteration t needs."""
+    n, m, size = job.n, job.m, size_of(like)
+    place = index * job.iters + t
+    rows = vector(job.row_history_at + place * n * size, n, like)
+    peaks = vector(job.peak_history_at + place * m * size, m, like)
+    logs = vector(job.log_total_history_at + place * m * size, m, like)
+    total, peak = over_keys(job, space, TOTAL, like), over_keys(job, space, PEAK, like)
+    for i in range(n):
+        rows[i] = row_potential(job, space, i, like)
+    for j in range(m):
+        peaks[j] = peak[j]
+        logs[j] = total[j] if total[j] > -np.inf else like(0)
+
+
+@jit
+def close_columns(job, index, space, like):
+    """Write the column potentials, minus infinity for keys that no query may see."""
+    n, m = job.n, job.m
+    column = vector(job.column_at + index * m * size_of(like), m, like)
+    column[:] = over_keys(job, space, COLUMN, like)
+    if job.mask_kind == NO_MASK and not job.query_mask_at and not job.key_mask_at:
+        return
+    scratch = np.empty((min(job.block, n), m), like)
+    highest = over_keys(job, space, PEAK, like)
+    highest[:] = like(-np.inf)
+    for first in range(0, n, job.block):
+        last = min(first + job.block, n)
+        block = scratch[: last - first]
+        block[:] = like(0)
+        forbid(job, index, first, last, block, like)
+        for i in range(last - first):
+            for j in range(m):
+                highest[j] = larger(highest[j], block[i, j])
+    for j in range(m):
+        column[j] = column[j] if highest[j] > -np.inf else highest[j]
