@@ -100,6 +100,8 @@ def test_export(backend):
     torch.testing.assert_close(exported(*inputs), layer(*inputs))
 
 
+# torch warns about its own deprecated parts when it first loads forward mode
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "reference"])
 def test_forward_mode_is_refused_instead_of_wrong(backend):
     q, k, v = tokens()

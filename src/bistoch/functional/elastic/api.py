@@ -326,7 +326,7 @@ def _solve(operator: str, problem: Problem, value: Tensor, backend: str) -> Solu
 
 
 def _fastest(problem: Problem) -> str:
-    """What "auto" stands for: kernels, unless matrices are so small that starting one costs more."""
+    """What "auto" stands for: the kernels, unless matrices are so small that they start slowly."""
     pairs = problem.query.shape[1] * problem.key.shape[1]
     if problem.query.device.type == "cpu" and HAS_NUMBA and pairs >= SMALL:
         return "cpu"

@@ -25,7 +25,8 @@ BLOCK_BYTES = 512 << 10
 
 
 def _forward(problem: Problem, value: Tensor, solution: Solution, history: History | None) -> None:
-    if not len(problem.query):
+    if _is_empty(problem):
+        streaming.forward(problem, value, solution, history)
         return
     _run(
         problem,
@@ -46,10 +47,8 @@ def _backward(
     grads: Gradients,
 ) -> None:
     (batch, n, _), m = problem.query.shape, problem.key.shape[1]
-    if not batch:
-        return
     stored = 2 * n * m * problem.query.element_size()
-    if stored > WORKSPACE_BYTES:
+    if _is_empty(problem) or stored > WORKSPACE_BYTES:
         gradient.backward(problem, value, solution, history, upstream, grads)
         return
     unsafe = torch.zeros(batch, dtype=torch.int64)
@@ -92,6 +91,11 @@ def _differentiate_in_logs(
         own[name].zero_()
     arriving = Upstream(*(field[some] for field in upstream))
     gradient.backward(one, value[some], found, history, arriving, Gradients(**own))
+
+
+def _is_empty(problem: Problem) -> bool:
+    # BLAS leaves its result untouched when there is nothing to add up
+    return 0 in (*problem.query.shape[:2], problem.key.shape[1])
 
 
 def _history(history: History) -> dict[str, Tensor]:

@@ -16,7 +16,8 @@ from bistoch.functional.elastic.problem import Problem, Solution, row_softmax, s
 from bistoch.functional.elastic.tiles import Part, parts
 
 
-def _forward(problem: Problem, value: Tensor, solution: Solution, history: History | None) -> None:
+def forward(problem: Problem, value: Tensor, solution: Solution, history: History | None) -> None:
+    """Fill a solution, part by part."""
     for part in parts(problem):
         some = part.batch
         kept = None if history is None else History(*(field[some] for field in history))
@@ -97,8 +98,8 @@ def _finish(part: Part, value: Tensor, column: Tensor, solution: Solution) -> No
 def replay(problem: Problem, value: Tensor) -> tuple[Problem, Solution, History]:
     """Solve a problem outside of autograd and keep its history."""
     solution, history = empty(problem.query, problem.key, value, problem.iters, True)
-    _forward(problem, value, solution, history)
+    forward(problem, value, solution, history)
     return problem, solution, history
 
 
-solve = register("elastic_streaming", _forward, backward)
+solve = register("elastic_streaming", forward, backward)
