@@ -4,11 +4,9 @@ Kernels meet as C functions of one pointer, so that each is compiled once: a job
 numbers, sizes and addresses, and every kernel opens the few arrays that it needs.
 """
 
-from collections import namedtuple
-
 import numpy as np
-from numba import carray
-from numba.np.unsafe.ndarray import to_fixed_tuple
+from numba import carray, from_dtype, types
+from numba.extending import intrinsic
 
 from bistoch.functional.elastic.cpu_runtime import (
     PLAIN,
@@ -45,14 +43,14 @@ FIELDS = (
     "mask_grad_at", "mask_grad_size", "unsafe_at",
     "workspace_at", "workspace_stride",
 )  # fmt: skip
-Job = namedtuple("Job", FIELDS)  # type: ignore[misc]
-FIELD_COUNT = len(FIELDS)
+JOB = from_dtype(np.dtype([(name, np.int64) for name in FIELDS]))
 
 NO_MASK, BOOLEAN, BIAS = 0, 1, 2
 
 # a phase as a member of the team finds it; behind it, one number per slot: has it been taken?
-Phase = namedtuple("Phase", "job_at index space owner flag t")
-PHASE_COUNT = len(Phase._fields)
+PHASE_FIELDS = ("job_at", "index", "space", "owner", "flag", "t")
+PHASE = from_dtype(np.dtype([(name, np.int64) for name in PHASE_FIELDS]))
+PHASE_COUNT = len(PHASE_FIELDS)
 
 # vectors of a head in its workspace: over queries, and over keys
 FACTOR, SHIFT, GRAD = range(3)
@@ -73,17 +71,27 @@ def slot_elements(m: int, d: int, e: int, block: int, backward: bool) -> int:
     return 2 * m + ((block * m + m * (d + e) + 1) if backward else 0)
 
 
+@intrinsic(prefer_literal=True)
+def _record_at(typing, address, kind):
+    """The record of a known layout at an address."""
+    record = {"job": JOB, "phase": PHASE}[kind.literal_value]
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], context.get_value_type(record))
+
+    return record(types.int64, kind), generate
+
+
 @jit
 def open_job(address):
     """The numbers of a job by name."""
-    numbers = carray(at(address, np.int64), (FIELD_COUNT,))
-    return Job(*to_fixed_tuple(numbers, FIELD_COUNT))
+    return _record_at(address, "job")
 
 
 @jit
 def open_phase(pointer):
     """The numbers of a phase by name."""
-    return Phase(*to_fixed_tuple(carray(pointer, (PHASE_COUNT,)), PHASE_COUNT))
+    return _record_at(carray(pointer, (1,)).ctypes.data, "phase")
 
 
 @jit
