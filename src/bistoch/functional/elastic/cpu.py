@@ -19,7 +19,7 @@ from bistoch.functional.elastic.problem import Problem, Solution
 WORKSPACE_BYTES = 256 << 20
 # bytes of a kernel matrix up to which every thread works on a head of its own; beyond, the heads of
 # two threads would push each other out of the cache, and all threads share one head
-OWN_HEAD_BYTES = 6 << 20
+OWN_HEAD_BYTES = 2 << 20
 # bytes of a block of rows between its product, its exponentials and its first use
 BLOCK_BYTES = 512 << 10
 

@@ -155,7 +155,8 @@ def register(
 
     def solve(problem: Problem, value: Tensor) -> Solution:
         inputs = (value, *(field for field in problem if isinstance(field, Tensor)))
-        if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in inputs):
+        in_forward_mode = forward_ad._current_level >= 0
+        if in_forward_mode and any(_has_tangent(tensor) for tensor in inputs):
             # torch would silently return zero tangents
             raise NotImplementedError(
                 f"{name}: only backward-mode derivatives are known to this backend; "
@@ -166,6 +167,10 @@ def register(
         return Solution(*forward_op(query, key, value, *rest, keep_history)[:5])
 
     return solve
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def empty(
