@@ -25,8 +25,8 @@ _SOLVERS = {"reference": reference.solve, "streaming": streaming.solve, "cpu": c
 
 BACKENDS = tuple(_SOLVERS)
 
-# pairs of one problem below which streaming, many problems at once, beats the kernels
-SMALL = 1024
+# pairs of tokens, over the whole batch, below which nobody should wait for kernels to compile
+SMALL = 1 << 16
 
 # the column error below which a run without a tolerance of its own is called converged
 CONVERGED = 1e-3
@@ -326,8 +326,8 @@ def _solve(operator: str, problem: Problem, value: Tensor, backend: str) -> Solu
 
 
 def _fastest(problem: Problem) -> str:
-    """What "auto" stands for: the kernels, unless matrices are so small that they start slowly."""
-    pairs = problem.query.shape[1] * problem.key.shape[1]
+    """What "auto" stands for: the kernels, where they can run and there is work enough for them."""
+    pairs = problem.query.shape[0] * problem.query.shape[1] * problem.key.shape[1]
     if problem.query.device.type == "cpu" and HAS_NUMBA and pairs >= SMALL:
         return "cpu"
     return "streaming"
