@@ -1,6 +1,6 @@
 """The command line: it parses words of a terminal and hands them to the room that does the work.
 
-Rooms are imported inside the verbs, so that `bistoch --help` answers at once.
+Rooms are imported inside the verbs: each loads only what it needs.
 """
 
 import json

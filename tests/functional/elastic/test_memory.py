@@ -2,27 +2,13 @@
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 import bistoch
 from bistoch.functional.elastic.api import BACKENDS
+from bistoch.lab.bench.memory import allocated_by
 
 MIB = 1 << 20
 LINEAR = [backend for backend in BACKENDS if backend != "reference"]
-
-
-def peak_memory(function):
-    """The most bytes alive at one time, beyond what was there before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        function()
-    events = recorded.profiler.kineto_results.events()
-    alive = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        if event.name() == "[memory]":
-            alive += event.nbytes()
-            peak = max(peak, alive)
-    assert peak > 0
-    return peak
 
 
 def train(backend, n, batch=(), **options):
@@ -31,7 +17,9 @@ def train(backend, n, batch=(), **options):
     def step():
         bistoch.elastic_attention(q, k, v, iters=2, backend=backend, **options).sum().backward()
 
-    return peak_memory(step)
+    peak = allocated_by(step)[1]
+    assert peak > 0
+    return peak
 
 
 @pytest.mark.parametrize("backend", LINEAR)
