@@ -2,17 +2,27 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+comma := ,
+space := $(subst ,, )
 
-.PHONY: demo test test-all lint figures clean
+# modules whose signatures carry shapes, and what checks them
+SHAPED := $(subst $(space),$(comma),$(addprefix bistoch.functional.,softmax hard anneal gumbel \
+	elastic.api elastic.pose elastic.problem elastic.reference)),beartype.beartype
+
+.PHONY: demo test test-all lint shapes figures clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bistoch show --out plans.png
 
-test: lint
+test: lint shapes
 	$(BIN)/pytest
 
-test-all: lint
+test-all: lint shapes
 	$(BIN)/pytest -m "slow or not slow"
+
+# the laws once more, with every shape in a signature checked; compilers do not see through the checks
+shapes: $(VENV)/.installed
+	$(BIN)/pytest --quiet --jaxtyping-packages=$(SHAPED) -k "not compile" tests/functional/test_laws.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
