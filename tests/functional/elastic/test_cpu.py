@@ -9,6 +9,8 @@ import torch
 
 import bistoch
 from bistoch.functional.elastic import cpu
+from bistoch.functional.elastic.operator import empty
+from bistoch.functional.elastic.pose import Options, pose
 
 N, M, D = 37, 53, 8
 
@@ -171,3 +173,11 @@ def test_scipys_blas_serves_where_torchs_is_hidden(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(cpu_runtime, "gemm_address", lambda dtype: address)
     compare(*tokens())
+
+
+def test_tensors_elsewhere_are_refused():
+    q, k, v = (t.to("meta") for t in tokens())
+    options = Options(1.0, 1.0, 1.0, 3, None, None, None, None, None, None)
+    problem = pose("elastic_attention", q.shape[:1], q, k, options)
+    with pytest.raises(bistoch.BackendUnavailableError, match=r"on meta.*streaming"):
+        cpu._forward(problem, v, *empty(q, k, v, 3, False))

@@ -25,6 +25,12 @@ BLOCK_BYTES = 512 << 10
 
 
 def _forward(problem: Problem, value: Tensor, solution: Solution, history: History | None) -> None:
+    device = problem.query.device
+    if device.type != "cpu":
+        raise BackendUnavailableError(
+            f'the backend "cpu" works on CPU tensors, but these are on {device}; move them with '
+            '.cpu(), or choose backend="streaming"'
+        )
     if _is_empty(problem):
         streaming.forward(problem, value, solution, history)
         return
@@ -47,8 +53,9 @@ def _backward(
     grads: Gradients,
 ) -> None:
     (batch, n, _), m = problem.query.shape, problem.key.shape[1]
-    stored = 2 * n * m * problem.query.element_size()
-    if _is_empty(problem) or stored > WORKSPACE_BYTES:
+    # two matrices, and the two thin ones whose product holds all iterations
+    elements = 2 * n * m + 2 * problem.iters * (n + m)
+    if _is_empty(problem) or elements * problem.query.element_size() > WORKSPACE_BYTES:
         gradient.backward(problem, value, solution, history, upstream, grads)
         return
     unsafe = torch.zeros(batch, dtype=torch.int64)
@@ -84,7 +91,8 @@ def _differentiate_in_logs(
         for name, field in problem._asdict().items()
     }
     fields |= {"iters": int(solution.iterations[index]), "tol": None}
-    one, found, history = streaming.replay(Problem(**fields), value[some])
+    one = Problem(**fields)
+    found, history = streaming.replay(one, value[some])
     own = {n: field if n == "mask" else field[some] for n, field in grads._asdict().items()}
     for name in ("lam", "omega", "log_mass"):
         # what the kernels had added before they gave up

@@ -95,11 +95,11 @@ def _finish(part: Part, value: Tensor, column: Tensor, solution: Solution) -> No
     solution.error.copy_(spread(residual, totals.live()))
 
 
-def replay(problem: Problem, value: Tensor) -> tuple[Problem, Solution, History]:
+def replay(problem: Problem, value: Tensor) -> tuple[Solution, History]:
     """Solve a problem outside of autograd and keep its history."""
     solution, history = empty(problem.query, problem.key, value, problem.iters, True)
     forward(problem, value, solution, history)
-    return problem, solution, history
+    return solution, history
 
 
 solve = register("elastic_streaming", forward, backward)
