@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 import bistoch
-from bistoch.cli import SHOWN, app
+from bistoch.cli import app
+from bistoch.cli.operators import SHOWN
 
 SOURCE = Path(bistoch.__file__).parent
 
@@ -42,7 +43,7 @@ def imported_by(preparation):
 
 
 def test_help_imports_torch_in_no_verb():
-    # the package itself is left out here, so that this is about cli.py alone
+    # the package itself is left out here, so that this is about cli alone
     bare = "import sys, types\nsys.modules['bistoch'] = package = types.ModuleType('bistoch')\n"
     bare += f"package.__path__ = [{str(SOURCE)!r}]"
     assert not {"torch", "numpy", "matplotlib"} & imported_by(bare)

@@ -1,28 +1,16 @@
-"""The command line: it parses words of a terminal and hands them to the room that does the work.
-
-Rooms are imported inside the verbs: each loads only what it needs.
-"""
+"""The verbs that show the operators: `bistoch list` and `bistoch show`."""
 
 import json
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from bistoch.cli.mistakes import one_sentence
+
 if TYPE_CHECKING:
     from bistoch.functional import Operator
-
-app = typer.Typer(
-    help="Attention whose columns are as accountable as its rows.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
 
 SHOWN = (
     "softmax",
@@ -35,25 +23,6 @@ SHOWN = (
 COLUMNS = {"free": "free", "elastic": "pulled", "limit": "equal in the limit", "exact": "equal"}
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"bistoch {version('bistoch')}")
-        raise typer.Exit
-
-
-@app.callback()
-def main(
-    _version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
-        ),
-    ] = False,
-) -> None:
-    """Attention whose columns are as accountable as its rows."""
-
-
-@app.command("list")
 def list_operators(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
@@ -89,7 +58,6 @@ def list_operators(
     console.print(details)
 
 
-@app.command()
 def show(
     operators: Annotated[
         list[str] | None,
@@ -118,7 +86,7 @@ def show(
     from bistoch.analysis import TerminalPlans, draw_plans, planted_tokens
 
     generator = torch.Generator().manual_seed(seed)
-    with _one_sentence():
+    with one_sentence():
         query, key = planted_tokens(size, sink=sink, generator=generator)
         plans = {text: _plan(text, query, key, eps) for text in operators or SHOWN}
     console = Console()
@@ -126,7 +94,7 @@ def show(
     console.print(f"{size} queries and {size} keys, {planted}\n", style="dim", highlight=False)
     console.print(TerminalPlans(plans))
     if out is not None:
-        with _one_sentence():
+        with one_sentence():
             draw_plans(plans).savefig(out, dpi=150)
         console.print(f"\nwrote {out}", highlight=False, soft_wrap=True)
 
@@ -143,34 +111,6 @@ def _plan(text: str, query: Any, key: Any, eps: float | None) -> Any:
     return operator.plan(query, key, **options)
 
 
-@contextmanager
-def _one_sentence() -> Iterator[None]:
-    """Turn a mistake of the user into one sentence and exit code 2, a warning into one sentence."""
-    from bistoch.functional import BackendUnavailableError
-
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            yield
-    except OSError as mistake:
-        _refuse(f"cannot write {mistake.filename}: {mistake.strerror}")
-    except (
-        ValueError,
-        TypeError,
-        ImportError,
-        NotImplementedError,
-        BackendUnavailableError,
-    ) as mistake:
-        _refuse(str(mistake))
-    for warning in caught:
-        typer.echo(f"warning: {warning.message}", err=True)
-
-
-def _refuse(sentence: str) -> NoReturn:
-    typer.echo(f"bistoch: {sentence}", err=True)
-    raise typer.Exit(2)
-
-
 def _describe(operator: "Operator") -> dict[str, Any]:
     return {
         "name": operator.name,
@@ -183,50 +123,3 @@ def _describe(operator: "Operator") -> dict[str, Any]:
         "options": operator.options(),
         "source": operator.source,
     }
-
-
-@app.command()
-def bench(
-    n: Annotated[
-        list[int] | None,
-        typer.Option(help="Number of tokens; repeat for several.", show_default="64 .. 16384"),
-    ] = None,
-    heads: Annotated[
-        int | None, typer.Option(help="Number of heads.", show_default="8, and 1 beyond n = 8192")
-    ] = None,
-    dim: Annotated[int, typer.Option(help="Features of a head.")] = 64,
-    iters: Annotated[
-        int | None, typer.Option(help="Iterations.", show_default="10, and 5 at lam 0.5")
-    ] = None,
-    lam: Annotated[
-        float | None, typer.Option(help="Elasticity.", show_default="1, and 0.5 with 5 iterations")
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Threads for everybody.", show_default="those of torch")
-    ] = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(help="Interleaved rounds; the best counts.", show_default="7, or 3 if quick"),
-    ] = None,
-    backward: Annotated[bool, typer.Option(help="Also time forward with backward.")] = True,
-    quick: Annotated[bool, typer.Option("--quick", help="Two sizes, under two minutes.")] = False,
-    operators: Annotated[
-        bool, typer.Option("--operators", help="Time every operator with its default options.")
-    ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for JSON and picture.", file_okay=False)] = Path(
-        "bench-results"
-    ),
-) -> None:
-    """Prove, then time: balanced attention over softmax attention, with memory and growth.
-
-    A stopped run goes on where it was when the same words are given again.
-    """
-    from bistoch.lab.bench import Options, run_bench
-
-    with _one_sentence():
-        options = Options(
-            n=tuple(n or ()), heads=heads, dim=dim, lam=lam, iters=iters, threads=threads,
-            rounds=rounds, backward=backward, quick=quick, operators=operators,
-        )  # fmt: skip
-        out.mkdir(parents=True, exist_ok=True)
-    run_bench(options, out, Console())

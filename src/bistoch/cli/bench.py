@@ -1,0 +1,55 @@
+"""The verb that times: `bistoch bench`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from bistoch.cli.mistakes import one_sentence
+
+
+def bench(
+    n: Annotated[
+        list[int] | None,
+        typer.Option(help="Number of tokens; repeat for several.", show_default="64 .. 16384"),
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option(help="Number of heads.", show_default="8, and 1 beyond n = 8192")
+    ] = None,
+    dim: Annotated[int, typer.Option(help="Features of a head.")] = 64,
+    iters: Annotated[
+        int | None, typer.Option(help="Iterations.", show_default="10, and 5 at lam 0.5")
+    ] = None,
+    lam: Annotated[
+        float | None, typer.Option(help="Elasticity.", show_default="1, and 0.5 with 5 iterations")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads for everybody.", show_default="those of torch")
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="Interleaved rounds; the best counts.", show_default="7, or 3 if quick"),
+    ] = None,
+    backward: Annotated[bool, typer.Option(help="Also time forward with backward.")] = True,
+    quick: Annotated[bool, typer.Option("--quick", help="Two sizes, under two minutes.")] = False,
+    operators: Annotated[
+        bool, typer.Option("--operators", help="Time every operator with its default options.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for JSON and picture.", file_okay=False)] = Path(
+        "bench-results"
+    ),
+) -> None:
+    """Prove, then time: balanced attention over softmax attention, with memory and growth.
+
+    A stopped run goes on where it was when the same words are given again.
+    """
+    from bistoch.lab.bench import Options, run_bench
+
+    with one_sentence():
+        options = Options(
+            n=tuple(n or ()), heads=heads, dim=dim, lam=lam, iters=iters, threads=threads,
+            rounds=rounds, backward=backward, quick=quick, operators=operators,
+        )  # fmt: skip
+        out.mkdir(parents=True, exist_ok=True)
+    run_bench(options, out, Console())
