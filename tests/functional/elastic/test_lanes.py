@@ -127,6 +127,7 @@ def test_gradcheck_and_compile():
     torch.testing.assert_close(compiled(scores, lam), plan(scores, lam))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_forward_mode_is_refused():
     scores = torch.randn(2, 3, 3)
     with pytest.raises(NotImplementedError, match='backend="reference"'):

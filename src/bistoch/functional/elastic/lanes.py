@@ -78,7 +78,7 @@ def balance_lanes_backward(
     unsafe = _run("differentiate_plans", scores, options, tensors | (grads if options_too else {}))
     if unsafe.numel():
         _differentiate_in_logs(scores, options, unsafe, plan_grad, scores_grad, grads)
-    return (scores_grad, *grads.values())
+    return scores_grad, grads["lam_grad"], grads["omega_grad"], grads["log_mass_grad"]
 
 
 @balance_lanes_backward.register_fake
