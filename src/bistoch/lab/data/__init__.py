@@ -1,0 +1,15 @@
+"""Data: found where they lie, checked by checksum, fetched only when asked to.
+
+load("fashion-mnist").x_train     # numpy uint8 (60000, 28, 28)
+"""
+
+from bistoch.lab.data.entry import Entry as Entry
+from bistoch.lab.data.kinds import Corpus as Corpus
+from bistoch.lab.data.kinds import DataError as DataError
+from bistoch.lab.data.kinds import DataMissingError as DataMissingError
+from bistoch.lab.data.kinds import Dataset as Dataset
+from bistoch.lab.data.kinds import Pairs as Pairs
+from bistoch.lab.data.kinds import Series as Series
+from bistoch.lab.data.load import load as load
+from bistoch.lab.data.places import find as find
+from bistoch.lab.data.table import DATASETS as DATASETS
