@@ -1,14 +1,13 @@
 """What a data set is once it is loaded: one frozen class for each kind."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 
-Images = UInt8[np.ndarray, "n h w"] | UInt8[np.ndarray, "n h w 3"]
-Points = Float[np.ndarray, "n p 3"]
-Tokens = Int[np.ndarray, "n length"]
+# an array or a list of strings, as `kind` says; a union would make every caller tell them apart
+Samples = Any
 Labels = Int[np.ndarray, "n"]
 
 
@@ -31,12 +30,12 @@ class Dataset:
 
     name: str
     kind: Literal["images", "points", "tokens", "text"]
-    x_train: Images | Points | Tokens | list[str]
+    x_train: Samples
     y_train: Labels
-    x_test: Images | Points | Tokens | list[str]
+    x_test: Samples
     y_test: Labels
     classes: tuple[str, ...]
-    x_valid: Images | Points | Tokens | list[str] | None = None
+    x_valid: Samples | None = None
     y_valid: Labels | None = None
 
 

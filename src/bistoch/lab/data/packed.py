@@ -33,13 +33,15 @@ def sha256_of(path: Path) -> str:
 
 def check_whole(name: str, file: File, path: Path) -> None:
     """Refuse a file whose checksum is not one of those in the table."""
-    found = sha256_of(path)
+    with cut_or_broken(path):
+        found, size = sha256_of(path), path.stat().st_size
     if found not in (file.sha256, file.repacked):
         wanted = " or ".join(known[:12] for known in (file.sha256, file.repacked) if known)
+        remedy = f"run `bistoch data get {name}`" if file.url else "put a whole copy in its place"
         raise DataError(
             f"{name}: {path} is not the file in the table: its sha256 starts with {found[:12]}, "
-            f"expected {wanted}; it has {path.stat().st_size} bytes, expected {file.size}; remove "
-            f"it and run `bistoch data get {name}`"
+            f"expected {wanted}, and it has {size} bytes, expected {file.size}; remove it and "
+            f"{remedy}"
         )
 
 
@@ -53,6 +55,8 @@ def cut_or_broken(path: Path) -> Iterator[None]:
             f"{path} is cut or damaged ({type(broken).__name__}: {broken}); replace it by a whole "
             "copy"
         ) from broken
+    except OSError as refused:
+        raise DataError(f"cannot read {path}: {refused.strerror or refused}") from refused
 
 
 def read_bytes(path: Path, limit: int = -1) -> bytes:
@@ -85,9 +89,9 @@ def read_arrays(path: Path) -> Mapping[str, np.ndarray]:
     """All arrays of an .npz file by name; pickled objects are refused."""
     with cut_or_broken(path):
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
                 return {key: arrays[key] for key in arrays.files}
-        except (ValueError, AttributeError) as broken:
+        except (ValueError, AttributeError, TypeError) as broken:
             raise DataError(
                 f"{path} is not a whole .npz file of plain arrays ({broken}); write it again with "
                 "numpy.savez_compressed"

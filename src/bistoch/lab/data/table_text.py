@@ -11,7 +11,7 @@ TEXT = (
         "text",
         "film reviews, half of them positive",
         "https://ai.stanford.edu/~amaas/data/sentiment/",
-        "research use, none stated",
+        "research use",
         {"train": 25000, "test": 25000},
         POLARITY,
         forms=(
@@ -85,7 +85,7 @@ TEXT = (
         "text",
         "news in four topics; train is a draw of 10001 from its 120000, test is whole",
         "http://groups.di.unipi.it/~gulli/AG_corpus_of_news_articles.html",
-        "non-commercial use",
+        "non-commercial",
         {"train": 10001, "test": 7600},
         ("World", "Sports", "Business", "Sci/Tech"),
         forms=(
@@ -127,7 +127,7 @@ TEXT = (
         "pairs",
         "captions of pictures in English, German, French and Czech",
         "https://github.com/multi30k/dataset",
-        "research use, none stated",
+        "research use",
         {"train": 29000, "valid": 1014, "test": 1000},
         forms=(
             Form(
