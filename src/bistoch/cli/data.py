@@ -21,7 +21,7 @@ def list_data(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """List the data sets: what each is, its size and licence, and whether it is here."""
-    from bistoch.lab.data import DATASETS, places
+    from bistoch.lab.data import DATASETS, folders
 
     rows = [_describe(entry) for entry in DATASETS.values()]
     if as_json:
@@ -32,28 +32,25 @@ def list_data(
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("data set", "kind", "train", "classes", "size", "licence", "here"):
-        right = head in {"train", "classes", "size"}
-        table.add_column(head, no_wrap=head != "licence", justify="right" if right else "left")
+    for head in ("data set", "kind", "size", "here", "licence"):
+        table.add_column(head, no_wrap=True, justify="right" if head == "size" else "left")
     about = Table.grid(padding=(0, 2, 0, 0))
     for row in rows:
-        table.add_row(
-            f"[bold]{row['name']}[/bold]",
-            row["kind"],
-            str(row["counts"]["train"]),
-            str(len(row["classes"]) or ""),
-            _size(row["bytes"]),
-            row["licence"],
-            row["place"] or ("get" if row["url"] else "no"),
-        )
-        about.add_row(f"[bold]{row['name']}[/bold]", row["about"])
+        name = f"[bold]{row['name']}[/bold]"
+        here = row["place"] or ("get" if row["url"] else "no")
+        size = f"{row['bytes'] / 1e6:.1f} MB" if row["bytes"] else ""
+        table.add_row(name, row["kind"], size, here, row["licence"])
+        classes = f", {len(row['classes'])} classes" if row["classes"] else ""
+        counts = " + ".join(str(count) for count in row["counts"].values())
+        about.add_row(name, f"{row['about']} ({counts}{classes})")
     console = Console(highlight=False)
     console.print(table)
     console.print(about)
-    console.print("\nWhere they are looked for, in this order:\n")
-    for place, folder in places().items():
+    console.print("\nHere means, in the order of looking:")
+    for place, folder in folders().items():
         console.print(f"  {place}: {folder}", soft_wrap=True)
-    console.print("\nget: not here, `bistoch data get NAME` fetches it; no: put it in BISTOCH_DATA")
+    console.print("  get: not here, `bistoch data get NAME` fetches it")
+    console.print("  no: not here, and nowhere to be fetched; put it in a folder, BISTOCH_DATA")
 
 
 @data.command()
@@ -89,10 +86,6 @@ def path(name: Name) -> None:
             raise missing(entry)
     for where in found.paths.values():
         typer.echo(where)
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size else ""
 
 
 def _describe(entry: "Entry") -> dict[str, Any]:

@@ -33,7 +33,7 @@ def class_names(train: Sequence[Labelled], source: str) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def places(samples: Sequence[Labelled], classes: tuple[str, ...], source: str) -> np.ndarray:
+def class_numbers(samples: Sequence[Labelled], classes: tuple[str, ...], source: str) -> np.ndarray:
     """The place of each label in the list of classes."""
     order = {name: place for place, name in enumerate(classes)}
     for sample in samples:

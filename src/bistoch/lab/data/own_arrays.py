@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from bistoch.lab.data.kinds import DataError, Dataset
-from bistoch.lab.data.labels import Labelled, class_names, places
+from bistoch.lab.data.labels import Labelled, class_names, class_numbers
 from bistoch.lab.data.packed import read_arrays
 
 Kind = Literal["images", "points"]
@@ -95,7 +95,7 @@ def _labels(
             for split, labels in y.items()
         }
         classes = given or class_names(words["train"], str(path))
-        return {split: places(words[split], classes, str(path)) for split in splits}, classes
+        return {split: class_numbers(words[split], classes, str(path)) for split in splits}, classes
     # numbers: zero to the number of classes
     names = given or tuple(str(c) for c in range(_highest(path, y["train"], "y_train") + 1))
     for split, labels in y.items():

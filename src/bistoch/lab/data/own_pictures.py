@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from bistoch.lab.data.kinds import DataError, Dataset
-from bistoch.lab.data.labels import Labelled, class_names, places
+from bistoch.lab.data.labels import Labelled, class_names, class_numbers
 from bistoch.lab.data.packed import read_bytes
 from bistoch.lab.data.read_images import decode
 from bistoch.lab.data.split import held_out
@@ -37,7 +37,7 @@ def read_own_pictures(folder: Path) -> Dataset:
     labels = [[Labelled(p.parent.name, p.name) for p in paths] for paths in (train, test)]
     classes = class_names(labels[0], str(folder))
     x = _same_shape(train + test)
-    y = [places(split, classes, str(folder)) for split in labels]
+    y = [class_numbers(split, classes, str(folder)) for split in labels]
     return Dataset(folder.name, "images", x[: len(train)], y[0], x[len(train) :], y[1], classes)
 
 

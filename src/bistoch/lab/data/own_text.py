@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bistoch.lab.data.kinds import DataError, Dataset
-from bistoch.lab.data.labels import Labelled, class_names, places
+from bistoch.lab.data.labels import Labelled, class_names, class_numbers
 from bistoch.lab.data.packed import read_text
 from bistoch.lab.data.split import held_out
 
@@ -44,7 +44,10 @@ def read_own_text(path: Path, form: str) -> Dataset:
             )
     classes = class_names([labels[i] for i in chosen["train"]], str(path))
     x = {split: [rows[i].text for i in which] for split, which in chosen.items()}
-    y = {s: places([labels[i] for i in which], classes, str(path)) for s, which in chosen.items()}
+    y = {
+        s: class_numbers([labels[i] for i in which], classes, str(path))
+        for s, which in chosen.items()
+    }
     return Dataset(
         path.name.split(".")[0], "text", x["train"], y["train"], x["test"], y["test"], classes,
         x.get("valid"), y.get("valid"),

@@ -30,7 +30,7 @@ def cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("bistoch", appauthor=False))
 
 
-def places() -> dict[str, Path]:
+def folders() -> dict[str, Path]:
     """The folders that are looked at, in order; all have the same layout."""
     chosen = os.environ.get("BISTOCH_DATA")
     mine = {"BISTOCH_DATA": Path(chosen).expanduser()} if chosen else {}
@@ -39,7 +39,7 @@ def places() -> dict[str, Path]:
 
 def find(entry: Entry) -> Found | None:
     """The first place that has all files of a form."""
-    for place, folder in places().items():
+    for place, folder in folders().items():
         for form in entry.forms:
             paths = {file.path: folder / file.path for file in form.files}
             if all(path.is_file() for path in paths.values()):
@@ -51,7 +51,7 @@ def missing(entry: Entry) -> DataMissingError:
     """One sentence: what was looked for, where, and how to get it."""
     forms = " or ".join(", ".join(file.path for file in form.files) for form in entry.forms)
     looked = ", ".join(
-        f"{folder} ({place})" for place, folder in places().items() if place != "package"
+        f"{folder} ({place})" for place, folder in folders().items() if place != "package"
     )
     if entry.official:
         remedy = f"run `bistoch data get {entry.name}` to fetch it, or set BISTOCH_DATA to a folder"

@@ -138,6 +138,6 @@ def _not_official(entry: Entry) -> str:
     listed = " and ".join(f"{file.path} (sha256 {file.sha256})" for file in files)
     return (
         f"{entry.name} has no official file that can be fetched as it is: it is read from "
-        f"{listed}, made from {entry.home}; put that into a folder and set BISTOCH_DATA to the folder, or "
+        f"{listed}, made from {entry.home}; put that into a folder and set BISTOCH_DATA to it, or "
         "load a copy of your own by its path"
     )
