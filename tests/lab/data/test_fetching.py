@@ -4,6 +4,7 @@ import errno
 import http.server
 import os
 import signal
+import socketserver
 import subprocess
 import sys
 import threading
@@ -52,13 +53,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    # not an HTTPServer, which asks the network for the name of this machine
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
     server.content, server.announced, server.status = CONTENT, len(CONTENT), 200
     server.asked, server.half_sent, server.go_on = [], threading.Event(), threading.Event()
     server.go_on.set()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    server.address = f"http://127.0.0.1:{server.server_port}"
+    server.address = f"http://127.0.0.1:{server.server_address[1]}"
     yield server
     server.go_on.set()
     server.shutdown()
@@ -216,6 +218,7 @@ download("little", File("data.bin", int(size), sha256, url), Path(path), lambda 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs a signal that cannot be caught")
 def test_killed_in_the_middle(row, server, tmp_path):
     server.go_on.clear()

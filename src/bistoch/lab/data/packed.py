@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import lzma
+import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ BROKEN = (
     EOFError,
     gzip.BadGzipFile,
     lzma.LZMAError,
+    tarfile.TarError,
     zipfile.BadZipFile,
     zlib.error,
     UnicodeDecodeError,
@@ -91,7 +93,10 @@ def read_arrays(path: Path) -> Mapping[str, np.ndarray]:
         try:
             with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
                 return {key: arrays[key] for key in arrays.files}
-        except (ValueError, AttributeError, TypeError) as broken:
+        except (*BROKEN, OSError):
+            raise
+        except Exception as broken:
+            # a damaged archive makes its readers raise nearly anything
             raise DataError(
                 f"{path} is not a whole .npz file of plain arrays ({broken}); write it again with "
                 "numpy.savez_compressed"

@@ -2,8 +2,9 @@
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from bistoch.lab.data.entry import Entry
 
 SLASHED = "%Y/%m/%d %H:%M"
+# so that train, valid and test have a row each
+FEWEST = 10
 
 
 def read_series(entry: "Entry", paths: Mapping[str, Path]) -> Series:
@@ -27,18 +30,28 @@ def read_series(entry: "Entry", paths: Mapping[str, Path]) -> Series:
 
 def parse_series(name: str, path: Path, borders: tuple[int, int, int] | None = None) -> Series:
     """The series in a CSV file; borders default to 70 %, 10 % and 20 % of the rows."""
-    text = io.StringIO(read_text(path, "utf-8-sig"), newline="")
-    head, *rows = [row for row in csv.reader(text) if row] or [[]]
-    if len(head) < 2 or head[0] != "date" or not rows:
+    reader = csv.reader(io.StringIO(read_text(path, "utf-8-sig"), newline=""))
+    head = next(reader, [])
+    rows = [(reader.line_num, row) for row in reader if row]
+    if len(head) < 2 or head[0] != "date" or len(rows) < FEWEST:
         raise DataError(
-            f"{path}, line 1: a series needs the columns date and at least one of numbers, and "
-            f"rows below, but the head is {','.join(head)!r} and {len(rows)} rows follow"
+            f"{path}: a series needs the columns date and at least one of numbers, and at least "
+            f"{FEWEST} rows, but the head is {','.join(head)!r} and {len(rows)} rows follow"
         )
-    values = _numbers(path, head, rows)
-    dates = np.array([_date(path, line, row[0]) for line, row in enumerate(rows, 2)])
-    target = "OT" if "OT" in head else head[-1]
+    for line, row in rows:
+        if len(row) != len(head):
+            raise DataError(
+                f"{path}, line {line}: expected {len(head)} values as in the head, "
+                f"but there are {len(row)}"
+            )
     return Series(
-        name, "series", values, dates, tuple(head[1:]), target, borders or usual_borders(len(rows))
+        name,
+        "series",
+        _numbers(path, head[1:], rows),
+        np.array([_date(path, line, row[0]) for line, row in rows], "datetime64[s]"),
+        tuple(head[1:]),
+        "OT" if "OT" in head else head[-1],
+        borders or usual_borders(len(rows)),
     )
 
 
@@ -51,33 +64,36 @@ def usual_borders(rows: int) -> tuple[int, int, int]:
     return int(rows * 0.7), rows - int(rows * 0.2), rows
 
 
-def _numbers(path: Path, head: Sequence[str], rows: list[list[str]]) -> np.ndarray:
-    for line, row in enumerate(rows, 2):
-        if len(row) != len(head):
-            raise DataError(
-                f"{path}, line {line}: expected {len(head)} values as in the head, "
-                f"but there are {len(row)}"
-            )
+def _numbers(path: Path, columns: Sequence[str], rows: list[tuple[int, list[str]]]) -> np.ndarray:
     try:
-        return np.array([row[1:] for row in rows], dtype=np.float64)
+        values = np.array([[float(value) for value in row[1:]] for _, row in rows])
+        if np.isfinite(values).all():
+            return values
     except ValueError:
+        # said below, with its line
         pass
-    for line, row in enumerate(rows, 2):
-        for column, value in zip(head[1:], row[1:], strict=True):
-            try:
-                float(value)
-            except ValueError:
-                raise DataError(
-                    f"{path}, line {line}, column {column!r}: expected a number, got {value!r}"
-                ) from None
-    raise DataError(f"{path}: the columns after date are not all numbers")
+    line, column, value = next(
+        (line, column, value)
+        for line, row in rows
+        for column, value in zip(columns, row[1:], strict=True)
+        if not _is_number(value)
+    )
+    raise DataError(f"{path}, line {line}, column {column!r}: expected a number, got {value!r}")
 
 
-def _date(path: Path, line: int, text: str) -> np.datetime64:
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _date(path: Path, line: int, text: str) -> datetime:
     try:
         date = datetime.strptime(text, SLASHED) if "/" in text else datetime.fromisoformat(text)
     except ValueError:
         raise DataError(
             f"{path}, line {line}: expected a date such as 2016-07-01 00:00:00, got {text!r}"
         ) from None
-    return np.datetime64(date, "s")
+    # numpy keeps no time zones
+    return date if date.tzinfo is None else date.astimezone(UTC).replace(tzinfo=None)
