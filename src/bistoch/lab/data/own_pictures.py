@@ -34,7 +34,10 @@ def read_own_pictures(folder: Path) -> Dataset:
         kept = held_out(names, np.array([path.parent.name for path in every]))
         train = [path for path, out in zip(every, kept, strict=True) if not out]
         test = [path for path, out in zip(every, kept, strict=True) if out]
-    labels = [[Labelled(p.parent.name, p.name) for p in paths] for paths in (train, test)]
+    labels = [
+        [Labelled(p.parent.name, str(p.relative_to(folder))) for p in paths]
+        for paths in (train, test)
+    ]
     classes = class_names(labels[0], str(folder))
     x = _same_shape(train + test)
     y = [class_numbers(split, classes, str(folder)) for split in labels]
