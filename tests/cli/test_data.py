@@ -1,6 +1,9 @@
 """`bistoch data`: what is here, where it lies, and mistakes in one sentence."""
 
 import json
+from dataclasses import replace
+from hashlib import sha256
+from io import BytesIO
 
 import pytest
 from typer.testing import CliRunner
@@ -8,6 +11,7 @@ from typer.testing import CliRunner
 import bistoch.lab.data.places as places
 from bistoch.cli import app
 from bistoch.lab.data import DATASETS
+from bistoch.lab.data.entry import File, Form
 
 
 @pytest.fixture
@@ -72,6 +76,20 @@ def test_get_leaves_alone_what_is_here(run):
     assert result.exit_code == 0
     assert "is here already (package)" in result.stderr
     assert result.stdout.strip().endswith("fashion-mnist-small.npz")
+
+
+def test_get_fetches_and_prints_the_paths(run, monkeypatch, tmp_path):
+    content = b"to be or not to be"
+    file = File("s.txt", len(content), sha256(content).hexdigest(), "http://somewhere/s.txt")
+    row = replace(DATASETS["tiny-shakespeare"], forms=(Form(None, (file,)),))
+    monkeypatch.setitem(DATASETS, row.name, row)
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: BytesIO(content))
+    result = run("get", "tiny-shakespeare")
+    assert result.exit_code == 0
+    assert result.stdout == f"{tmp_path / 'cache' / 's.txt'}\n"
+    assert (tmp_path / "cache" / "s.txt").read_bytes() == content
+    # the bar does not mix with what a script reads
+    assert "s.txt" in result.stderr
 
 
 def test_get_says_what_cannot_be_fetched(run):

@@ -128,8 +128,10 @@ def test_a_folder_with_train_and_test(paint):
     # what desktops and people leave behind
     (folder / "train" / "cat" / ".DS_Store").write_bytes(b"")
     (folder / "train" / "README").write_text("read me")
+    paint("val/dog/7.png", 77)
     data = load(folder)
     assert (data.name, data.kind, data.classes) == ("pets", "images", ("cat", "dog"))
+    assert (data.x_valid[:, 0, 0].tolist(), data.y_valid.tolist()) == ([77], [1])
     assert data.x_train.shape == (4, 4, 3)
     assert data.x_train[:, 0, 0].tolist() == [10, 11, 20, 21]
     assert data.y_train.tolist() == [0, 0, 1, 1]

@@ -1,6 +1,7 @@
 """The table keeps its promises, and where this machine has the data, they are as it says."""
 
 import re
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -41,6 +42,19 @@ def test_the_types_of_load_follow_the_table():
     assert set(get_args(CorpusName)) == {n for n, e in DATASETS.items() if e.kind == "corpus"}
     assert set(get_args(SeriesName)) == {n for n, e in DATASETS.items() if e.kind == "series"}
     assert [n for n, e in DATASETS.items() if e.kind == "pairs"] == ["multi30k"]
+
+
+@pytest.mark.parametrize("entry", DATASETS.values(), ids=DATASETS)
+def test_the_page_says_what_the_table_says(entry):
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| \[?`{entry.name}`.*$", page, re.MULTILINE)
+    cells = [cell.strip() for cell in row.strip("| ").split(" | ")]
+    shipped = "made" if entry.make else "ships" if entry.name.endswith("small") else None
+    source = shipped or ("`get`" if entry.official else "`BISTOCH_DATA`")
+    counts = " + ".join(str(count) for count in entry.counts.values())
+    about = entry.about.replace("<unk>", "`<unk>`")
+    assert cells[1:] == [entry.kind, about, counts, entry.licence, source]
+    assert shipped == "made" or f"({entry.home})" in cells[0]
 
 
 def check(data, entry):

@@ -15,33 +15,47 @@ IGNORED = {"Thumbs.db", "desktop.ini"}
 
 
 def read_own_pictures(folder: Path) -> Dataset:
-    """Pictures of one size: folder/class/*.png, or folder/train/class/*.png and folder/test/...
+    """Pictures of one size: folder/class/*.png, or folder/train/class/*.png, folder/test/...
 
     Without train and test, one in five of each class is held out, by the names of the files. A
     folder in which all pictures are grey gives (n, h, w), else all are read as colour.
     """
-    if (folder / "train").is_dir() or (folder / "test").is_dir():
-        for split in ("train", "test"):
-            if not (folder / split).is_dir():
-                raise DataError(
-                    f"{folder} must have both folders train and test, or neither, but {split} is "
-                    "missing"
-                )
-        train, test = _pictures(folder / "train"), _pictures(folder / "test")
-    else:
+    splits = _splits(folder)
+    labels = {
+        split: [Labelled(path.parent.name, str(path.relative_to(folder))) for path in paths]
+        for split, paths in splits.items()
+    }
+    classes = class_names(labels["train"], str(folder))
+    y = {split: class_numbers(labels[split], classes, str(folder)) for split in splits}
+    every = _same_shape([path for paths in splits.values() for path in paths])
+    ends = np.cumsum([len(paths) for paths in splits.values()])[:-1]
+    x = dict(zip(splits, np.split(every, ends), strict=True))
+    return Dataset(
+        folder.name, "images", x["train"], y["train"], x["test"], y["test"], classes,
+        x.get("valid"), y.get("valid"),
+    )  # fmt: skip
+
+
+def _splits(folder: Path) -> dict[str, list[Path]]:
+    named = {"train": folder / "train", "test": folder / "test"}
+    if not any(path.is_dir() for path in named.values()):
         every = _pictures(folder)
         names = [path.relative_to(folder).as_posix() for path in every]
-        kept = held_out(names, np.array([path.parent.name for path in every]))
-        train = [path for path, out in zip(every, kept, strict=True) if not out]
-        test = [path for path, out in zip(every, kept, strict=True) if out]
-    labels = [
-        [Labelled(p.parent.name, str(p.relative_to(folder))) for p in paths]
-        for paths in (train, test)
-    ]
-    classes = class_names(labels[0], str(folder))
-    x = _same_shape(train + test)
-    y = [class_numbers(split, classes, str(folder)) for split in labels]
-    return Dataset(folder.name, "images", x[: len(train)], y[0], x[len(train) :], y[1], classes)
+        out = held_out(names, np.array([path.parent.name for path in every]))
+        return {
+            "train": [path for path, held in zip(every, out, strict=True) if not held],
+            "test": [path for path, held in zip(every, out, strict=True) if held],
+        }
+    for split, path in named.items():
+        if not path.is_dir():
+            raise DataError(
+                f"{folder} must have both folders train and test, or neither, but {split} is "
+                "missing"
+            )
+    for name in ("valid", "val"):
+        if (folder / name).is_dir():
+            named["valid"] = folder / name
+    return {split: _pictures(path) for split, path in named.items()}
 
 
 def _entries(folder: Path) -> list[Path]:

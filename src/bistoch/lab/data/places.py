@@ -57,7 +57,7 @@ def missing(entry: Entry) -> DataMissingError:
         remedy = f"run `bistoch data get {entry.name}` to fetch it, or set BISTOCH_DATA to a folder"
     else:
         remedy = "it has no official direct download: set BISTOCH_DATA to a folder"
-    unset = "" if "BISTOCH_DATA" in os.environ else "; BISTOCH_DATA is not set"
+    unset = "" if os.environ.get("BISTOCH_DATA") else "; BISTOCH_DATA is not set"
     return DataMissingError(
         f"{entry.name} is not on this machine: looked for {forms} in {looked}{unset}; {remedy} "
         "that has it"

@@ -20,7 +20,7 @@ def first_of_each_class(labels: np.ndarray, count: int) -> np.ndarray:
     return np.sort(np.concatenate([np.flatnonzero(labels == c)[:count] for c in np.unique(labels)]))
 
 
-def write_small(full: Dataset, path: Path) -> None:
+def write_small(full: Dataset, path: str | Path) -> None:
     """Write the small set, given `load("fashion-mnist")`: 4000 and 1000 images, even in class."""
     train = first_of_each_class(full.y_train, TRAIN_PER_CLASS)
     test = first_of_each_class(full.y_test, TEST_PER_CLASS)

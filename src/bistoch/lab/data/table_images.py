@@ -16,7 +16,7 @@ FURNITURE = (
     "monitor", "night_stand", "sofa", "table", "toilet",
 )  # fmt: skip
 ZALANDO = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-# the address LeCun's page forwards to no longer answers; this mirror keeps the same bytes
+# a mirror with the same bytes, since LeCun's own server often refuses to send them
 MNIST = "https://storage.googleapis.com/cvdf-datasets/mnist/"
 
 IMAGES = (
