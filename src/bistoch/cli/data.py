@@ -48,7 +48,7 @@ def list_data(
     console.print(about)
     console.print("\nHere means, in the order of looking:")
     for place, folder in folders().items():
-        console.print(f"  {place}: {folder}", soft_wrap=True)
+        console.print(f"  {place}: {folder}", soft_wrap=True, markup=False)
     console.print("  get: not here, `bistoch data get NAME` fetches it")
     console.print("  no: not here, and nowhere to be fetched; put it in a folder, BISTOCH_DATA")
 
@@ -104,7 +104,7 @@ def _describe(entry: "Entry") -> dict[str, Any]:
         "classes": list(entry.classes),
         "place": "made" if entry.make else found.place if found else None,
         "paths": [str(path) for path in found.paths.values()] if found else [],
-        "bytes": sum(file.size for file in files),
+        "bytes": form.size if form else 0,
         "sha256": {file.path: file.sha256 for file in files},
         "url": [file.url for file in entry.official.files] if entry.official else [],
     }

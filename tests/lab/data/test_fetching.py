@@ -162,31 +162,31 @@ def test_a_server_that_falls_silent(row, server, tmp_path, monkeypatch):
     assert left(tmp_path) == []
 
 
-class Full:
-    """A stream on a disk that is full after one chunk."""
-
-    def __init__(self, stream):
-        self.stream, self.written = stream, 0
-
-    def write(self, chunk):
-        self.written += 1
-        if self.written > 1:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.stream.write(chunk)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.stream.close()
+@pytest.fixture(params=[100_000, 262_000])
+def full(request):
+    """A disk on which a file cannot grow beyond a few chunks, or can by all but its last bytes."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (request.param, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk(row, tmp_path, monkeypatch):
-    fdopen = os.fdopen
-    monkeypatch.setattr(fetching.os, "fdopen", lambda *words: Full(fdopen(*words)))
+def test_a_full_disk(row, full, tmp_path):
+    with pytest.raises(
+        DataError, match=r"cannot write .*data\.bin: File too large.*nothing was kept"
+    ):
+        fetch(row, quiet())
+    assert left(tmp_path) == []
+
+
+def test_a_disk_that_fails_at_the_last_step(row, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(fetching.os, "replace", refuse)
     with pytest.raises(DataError, match=r"cannot write .*data\.bin: No space left .*BISTOCH_CACHE"):
         fetch(row, quiet())
-    monkeypatch.undo()
     assert left(tmp_path) == []
 
 

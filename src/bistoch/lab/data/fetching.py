@@ -9,13 +9,13 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from bistoch import __version__
 from bistoch.lab.data.entry import Entry, File
 from bistoch.lab.data.kinds import DataError
 from bistoch.lab.data.packed import check_whole
@@ -57,7 +57,8 @@ def download(name: str, file: File, path: Path, report: Callable[[int], None]) -
         # a name of its own, so that two who fetch at once do not write into one file
         number, part = tempfile.mkstemp(".part", f"{path.name}.", path.parent)
     try:
-        with os.fdopen(number, "wb") as stream:
+        # closing writes what is left in the buffer, so that a full disk may show only there
+        with _disk(name, path), os.fdopen(number, "wb") as stream:
             digest, size = _receive(name, file, path, stream, report)
         if size != file.size or digest != file.sha256:
             raise DataError(
@@ -65,6 +66,10 @@ def download(name: str, file: File, path: Path, report: Callable[[int], None]) -
                 f"{digest[:12]}, expected {file.size} and {file.sha256[:12]}; nothing was kept; "
                 "try again, and if it stays so, the file at that address has changed"
             )
+        if path.exists():
+            # somebody else was faster
+            check_whole(name, file, path)
+            return
         with _disk(name, path):
             # temporary files are for their owner only, data are for all
             Path(part).chmod(0o644)
@@ -79,7 +84,7 @@ def _receive(
     digest, size = hashlib.sha256(), 0
     with _network(name, file, lambda: size):
         request = urllib.request.Request(
-            file.url or "", headers={"User-Agent": f"bistoch/{version('bistoch')}"}
+            file.url or "", headers={"User-Agent": f"bistoch/{__version__}"}
         )
         with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             while chunk := answer.read(CHUNK):
