@@ -91,7 +91,7 @@ BAD_ARRAYS = {
     "nan": (POINTS | {"x_test": NAN}, "x_test, row 1: points must be finite"),
     "new word": (
         IMAGES | {"y_train": np.array(list("abababa")), "y_test": np.array(["a", "q"])},
-        "y_test, row 1: the label 'q' does not occur in train, whose classes are a, b",
+        "y_test, row 1: the label 'q' does not occur in train, whose classes are \\('a', 'b'\\)",
     ),
 }
 
@@ -281,10 +281,13 @@ BAD_TEXTS = {
     ],
     "a.jsonl": [
         ('{"text": "a", "label": 1}\n{"text"', "line 2: not JSON"),
+        ("9" * 5000, "line 1: not JSON"),
+        ("[" * 100000, "line 1: not JSON"),
         ("[1, 2]\n", "line 1: expected an object with text and label, got a list"),
         ('{"text": 3, "label": 1}\n', "line 1: text must be a sentence, but it is 3"),
         ('{"text": "a"}\n', "line 1: label must be a whole number or a word, but it is None"),
         ('{"text": "a", "label": true}\n', "line 1: label must .* but it is True"),
+        ('{"text": "a", "label": 1, "split": [1]}\n', r"split must be one of .* but it is \[1\]"),
         (
             '{"text": "a", "label": 1, "split": "train"}\n\n{"text": "b", "label": 1}\n',
             "line 3: split is missing, and other lines have it",
@@ -329,12 +332,27 @@ def test_a_series_of_your_own(tmp_path):
         ("2020-01-09,nan,2", "line 2, column 'a': expected a number, got 'nan'"),
         ("yesterday,1,2", "line 2: expected a date such as 2016-07-01 00:00:00, got 'yesterday'"),
         (",1,2", "line 2: expected a date such as"),
+        ("0001-01-01T00:00:00+01:00,1,2", "line 2: expected a date such as"),
+        (f"2020-01-09,{'x' * 200000},2", "line 2, column 'a': expected a number"),
     ],
 )
 def test_what_is_wrong_with_a_series_is_named(tmp_path, row, said):
     (tmp_path / "a.csv").write_text(series(row))
     with pytest.raises(DataError, match=said):
         load(tmp_path / "a.csv")
+
+
+def test_a_sentence_stays_short_whatever_it_quotes(tmp_path):
+    for name, content in {
+        "a.csv": f"{'x' * 10000},{'y' * 10000}\n",
+        "b.csv": f"text,label,split\na,x,{'t' * 10000}\n",
+        "c.csv": series(f"2020-01-09,{'x' * 10000},2"),
+        "d.jsonl": f'{{"text": {["x"] * 1000}, "label": 1}}'.replace("'", '"'),
+    }.items():
+        (tmp_path / name).write_text(content)
+        with pytest.raises(DataError) as told:
+            load(tmp_path / name)
+        assert len(str(told.value)) < 500 + len(str(tmp_path))
 
 
 def test_a_text_of_your_own(tmp_path):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from reprlib import repr as short
 
 import numpy as np
 
@@ -28,7 +29,7 @@ def class_names(train: Sequence[Labelled], source: str) -> tuple[str, ...]:
             f"{source}: train must have samples of at least two classes, but it has "
             f"{len(train)} samples of {len(names)}"
         )
-    if all(name.removeprefix("-").isdecimal() for name in names):
+    if all(name.removeprefix("-").isdecimal() and len(name) < 20 for name in names):
         return tuple(sorted(names, key=int))
     return tuple(sorted(names))
 
@@ -39,7 +40,7 @@ def class_numbers(samples: Sequence[Labelled], classes: tuple[str, ...], source:
     for sample in samples:
         if sample.label not in order:
             raise DataError(
-                f"{source}, {sample.where}: the label {sample.label!r} does not occur in train, "
-                f"whose classes are {', '.join(classes[:12])}{', ...' * (len(classes) > 12)}"
+                f"{source}, {sample.where}: the label {short(sample.label)} does not occur in train, "
+                f"whose classes are {short(classes)}"
             )
     return np.array([order[sample.label] for sample in samples], np.int64)

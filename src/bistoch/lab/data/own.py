@@ -6,8 +6,8 @@ from bistoch.lab.data.entry import Loaded
 from bistoch.lab.data.kinds import Corpus, DataError
 from bistoch.lab.data.own_arrays import read_own_arrays
 from bistoch.lab.data.own_pictures import read_own_pictures
-from bistoch.lab.data.own_text import head_of, read_own_text
-from bistoch.lab.data.packed import read_text
+from bistoch.lab.data.own_text import read_own_text
+from bistoch.lab.data.packed import read_table, read_text
 from bistoch.lab.data.read_series import parse_series
 
 KINDS = ".npz, .csv, .tsv, .jsonl, .txt (the last four also as .gz or .xz), or a folder of pictures"
@@ -24,7 +24,8 @@ def load_own(path: Path) -> Loaded:
         return read_own_arrays(path)
     if form in {".csv", ".tsv"}:
         # a table of dates and numbers is a series
-        if form == ".csv" and head_of(path, form)[:1] == ["date"]:
+        _, head = next(read_table(path, form), (1, [""]))
+        if form == ".csv" and head[0] == "date":
             return parse_series(path.name.split(".")[0], path)
         return read_own_text(path, form)
     if form == ".jsonl":

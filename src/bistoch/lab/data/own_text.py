@@ -1,17 +1,16 @@
 """Your own sentences: a CSV, TSV or JSONL file with text and label, and split if you have one."""
 
-import csv
-import io
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bistoch.lab.data.kinds import DataError, Dataset
 from bistoch.lab.data.labels import Labelled, class_names, class_numbers
-from bistoch.lab.data.packed import read_text
+from bistoch.lab.data.packed import read_table, read_text
 from bistoch.lab.data.split import held_out
 
 SPLITS = {
@@ -54,41 +53,20 @@ def read_own_text(path: Path, form: str) -> Dataset:
     )  # fmt: skip
 
 
-def head_of(path: Path, form: str) -> list[str]:
-    """The names in the first line of a CSV or TSV file."""
-    _, fields = next(_fields(path, form), (1, []))
-    return fields
-
-
-def _fields(path: Path, form: str) -> Iterator[tuple[int, list[str]]]:
-    text = io.StringIO(read_text(path, "utf-8-sig"), newline="")
-    # tables with tabs are written without quotes; a quote in them is part of a sentence
-    plain = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
-    reader = plain if form == ".tsv" else csv.reader(text, strict=True)
-    # a review may be longer than what the csv module expects of a field
-    limit = csv.field_size_limit(2**31 - 1)
-    try:
-        yield from ((reader.line_num, fields) for fields in reader if fields)
-    except csv.Error as broken:
-        raise DataError(f"{path}, line {reader.line_num}: {broken}") from broken
-    finally:
-        csv.field_size_limit(limit)
-
-
 def _table_rows(path: Path, form: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    fields = _fields(path, form)
+    fields = read_table(path, form)
     _, head = next(fields, (1, []))
     if lacking := [name for name in ("text", "label") if name not in head]:
         raise DataError(
             f"{path}, line 1: expected the columns text and label (and split, if you have one), "
             f"but {' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing; the head "
-            f"is {', '.join(head) or 'empty'}"
+            f"is {', '.join(head)[:200] or 'empty'}"
         )
     for line, values in fields:
         if len(values) != len(head):
             raise DataError(
-                f"{path}, line {line}: expected {len(head)} values ({', '.join(head)}), but there "
-                f"are {len(values)}"
+                f"{path}, line {line}: expected {len(head)} values ({', '.join(head)[:200]}), "
+                f"but there are {len(values)}"
             )
         yield line, dict(zip(head, values, strict=True))
 
@@ -99,7 +77,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             continue
         try:
             fields = json.loads(content)
-        except json.JSONDecodeError as broken:
+        except (ValueError, RecursionError) as broken:
             raise DataError(f"{path}, line {line}: not JSON ({broken})") from broken
         if not isinstance(fields, dict):
             raise DataError(
@@ -112,14 +90,14 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 def _row(path: Path, line: int, fields: Mapping[str, Any]) -> Row:
     text, label, split = fields.get("text"), fields.get("label"), fields.get("split")
     if not isinstance(text, str) or not text.strip():
-        raise DataError(f"{path}, line {line}: text must be a sentence, but it is {text!r}")
+        raise DataError(f"{path}, line {line}: text must be a sentence, but it is {short(text)}")
     if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
         raise DataError(
-            f"{path}, line {line}: label must be a whole number or a word, but it is {label!r}"
+            f"{path}, line {line}: label must be a whole number or a word, but it is {short(label)}"
         )
-    if split is not None and split not in SPLITS:
+    if split is not None and (not isinstance(split, str) or split not in SPLITS):
         raise DataError(
-            f"{path}, line {line}: split must be one of {', '.join(SPLITS)}, but it is {split!r}"
+            f"{path}, line {line}: split must be one of {', '.join(SPLITS)}, but it is {short(split)}"
         )
     return Row(text, str(label), split if split is None else SPLITS[split], line)
 

@@ -1,7 +1,9 @@
 """Files as they come: checked by their checksum, opened whatever they are packed with."""
 
+import csv
 import gzip
 import hashlib
+import io
 import lzma
 import tarfile
 import zipfile
@@ -85,6 +87,22 @@ def read_lines(path: Path) -> list[str]:
     """The lines of a plain, .gz or .xz text file that are not empty, without their ends."""
     # only the line feed ends a line: sentences contain other characters that Python splits at
     return [line.removesuffix("\r") for line in read_text(path).split("\n") if line.strip("\r")]
+
+
+def read_table(path: Path, form: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a .csv or .tsv file that are not empty, each with the number of its line."""
+    text = io.StringIO(read_text(path, "utf-8-sig"), newline="")
+    # tables with tabs are written without quotes; a quote in them is part of a sentence
+    plain = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
+    reader = plain if form == ".tsv" else csv.reader(text, strict=True)
+    # a review may be longer than what the csv module expects of a field
+    limit = csv.field_size_limit(2**31 - 1)
+    try:
+        yield from ((reader.line_num, fields) for fields in reader if fields)
+    except csv.Error as broken:
+        raise DataError(f"{path}, line {reader.line_num}: {broken}") from broken
+    finally:
+        csv.field_size_limit(limit)
 
 
 def read_arrays(path: Path) -> Mapping[str, np.ndarray]:

@@ -1,17 +1,16 @@
 """Reader of time series: a CSV file with a column of dates and columns of numbers."""
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from reprlib import repr as short
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bistoch.lab.data.kinds import DataError, Series
-from bistoch.lab.data.packed import read_text
+from bistoch.lab.data.packed import read_table
 
 if TYPE_CHECKING:
     from bistoch.lab.data.entry import Entry
@@ -30,13 +29,11 @@ def read_series(entry: "Entry", paths: Mapping[str, Path]) -> Series:
 
 def parse_series(name: str, path: Path, borders: tuple[int, int, int] | None = None) -> Series:
     """The series in a CSV file; borders default to 70 %, 10 % and 20 % of the rows."""
-    reader = csv.reader(io.StringIO(read_text(path, "utf-8-sig"), newline=""))
-    head = next(reader, [])
-    rows = [(reader.line_num, row) for row in reader if row]
+    (_, head), *rows = [*read_table(path, ".csv")] or [(1, [])]
     if len(head) < 2 or head[0] != "date" or len(rows) < FEWEST:
         raise DataError(
             f"{path}: a series needs the columns date and at least one of numbers, and at least "
-            f"{FEWEST} rows, but the head is {','.join(head)!r} and {len(rows)} rows follow"
+            f"{FEWEST} rows, but the head is {','.join(head)[:200]!r} and {len(rows)} rows follow"
         )
     for line, row in rows:
         if len(row) != len(head):
@@ -78,7 +75,9 @@ def _numbers(path: Path, columns: Sequence[str], rows: list[tuple[int, list[str]
         for column, value in zip(columns, row[1:], strict=True)
         if not _is_number(value)
     )
-    raise DataError(f"{path}, line {line}, column {column!r}: expected a number, got {value!r}")
+    raise DataError(
+        f"{path}, line {line}, column {column!r}: expected a number, got {short(value)}"
+    )
 
 
 def _is_number(text: str) -> bool:
@@ -91,9 +90,9 @@ def _is_number(text: str) -> bool:
 def _date(path: Path, line: int, text: str) -> datetime:
     try:
         date = datetime.strptime(text, SLASHED) if "/" in text else datetime.fromisoformat(text)
-    except ValueError:
+        # numpy keeps no time zones
+        return date if date.tzinfo is None else date.astimezone(UTC).replace(tzinfo=None)
+    except (ValueError, OverflowError):
         raise DataError(
-            f"{path}, line {line}: expected a date such as 2016-07-01 00:00:00, got {text!r}"
+            f"{path}, line {line}: expected a date such as 2016-07-01 00:00:00, got {short(text)}"
         ) from None
-    # numpy keeps no time zones
-    return date if date.tzinfo is None else date.astimezone(UTC).replace(tzinfo=None)
