@@ -40,7 +40,7 @@ def class_numbers(samples: Sequence[Labelled], classes: tuple[str, ...], source:
     for sample in samples:
         if sample.label not in order:
             raise DataError(
-                f"{source}, {sample.where}: the label {short(sample.label)} does not occur in train, "
-                f"whose classes are {short(classes)}"
+                f"{source}, {sample.where}: the label {short(sample.label)} does not occur in "
+                f"train, whose classes are {short(classes)}"
             )
     return np.array([order[sample.label] for sample in samples], np.int64)

@@ -97,7 +97,8 @@ def _row(path: Path, line: int, fields: Mapping[str, Any]) -> Row:
         )
     if split is not None and (not isinstance(split, str) or split not in SPLITS):
         raise DataError(
-            f"{path}, line {line}: split must be one of {', '.join(SPLITS)}, but it is {short(split)}"
+            f"{path}, line {line}: split must be one of {', '.join(SPLITS)}, but it is "
+            f"{short(split)}"
         )
     return Row(text, str(label), split if split is None else SPLITS[split], line)
 
