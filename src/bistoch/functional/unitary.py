@@ -1,0 +1,64 @@
+"""Unitary matrices from Hermitian ones: the Cayley transform and the exponential."""
+
+import torch
+from jaxtyping import Complex, Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def hermitian(scores: Float[Tensor, "B n n"]) -> Complex[Tensor, "B n n"]:
+    """The Hermitian matrix with as many free numbers as the scores, and nothing lost.
+
+        H = (S + S^T)/2 + i (S - S^T)/2
+
+    >>> hermitian(torch.tensor([[[1.0, 4.0], [2.0, 0.0]]]))
+    tensor([[[1.+0.j, 3.+1.j],
+             [3.-1.j, 0.+0.j]]])
+    """
+    return torch.complex((scores + scores.mT) / 2, (scores - scores.mT) / 2)
+
+
+def cayley(generator: Complex[Tensor, "B n n"]) -> Complex[Tensor, "B n n"]:
+    """The unitary matrix `(1 + iH/2) / (1 - iH/2)`, which is `exp(iH)` up to third order.
+
+    >>> cayley(torch.zeros(1, 2, 2, dtype=torch.complex64)).real
+    tensor([[[1., 0.],
+             [0., 1.]]])
+    """
+    # an inverse forgets as many digits as H has before the point; the double of float32 has them
+    long = generator.to(torch.complex128)
+    identity = torch.eye(long.shape[-1], dtype=long.dtype, device=long.device)
+    # (1 + x)/(1 - x) = 2/(1 - x) - 1
+    return (2 * torch.linalg.inv(identity - 0.5j * long) - identity).to(generator.dtype)
+
+
+def exponential(generator: Complex[Tensor, "B n n"]) -> Complex[Tensor, "B n n"]:
+    """The unitary matrix `exp(iH)`, by the eigenvectors of H.
+
+    However large H is, the result is unitary to rounding, which repeated squaring is not.
+
+    >>> exponential(torch.full((1, 1, 1), torch.pi, dtype=torch.complex64)).real
+    tensor([[[-1.]]])
+    """
+    return _Exponential.apply(generator)
+
+
+class _Exponential(torch.autograd.Function):
+    # the derivative of eigenvectors is infinite where eigenvalues meet; that of exp(iH) is not
+
+    @staticmethod
+    def forward(ctx, generator):
+        values, vectors = torch.linalg.eigh(generator)
+        ctx.save_for_backward(values, vectors)
+        return (vectors * torch.exp(1j * values)[..., None, :]) @ vectors.mH
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, slope):
+        values, vectors = ctx.saved_tensors
+        # the divided differences (e^ix - e^iy)/(x - y) = i e^(i(x+y)/2) sin(z)/z, z = (x-y)/2
+        mean = (values[..., :, None] + values[..., None, :]) / 2
+        half = (values[..., :, None] - values[..., None, :]) / 2
+        differences = 1j * torch.exp(1j * mean) * torch.sinc(half / torch.pi)
+        turned = vectors.mH @ slope @ vectors
+        return vectors @ (differences.conj() * turned) @ vectors.mH
