@@ -6,7 +6,7 @@ A circuit is a list of 4 x 4 matrices, each acting on two neighbouring qubits of
 import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd import forward_ad
 
 ANSAETZE = ("simple", "parted", "centrosymmetric", "trotter")
 ANGLES_PER_BLOCK = 4
@@ -39,13 +39,13 @@ def circuit_unitary(
     >>> circuit_unitary(half_turn, qubits=2, layers=1, ansatz="simple").abs()[0, :, 0].round()
     tensor([0., 0., 1., 0.])
     """
-    complex_dtype = torch.complex(angles[:, :0], angles[:, :0]).dtype
-    state = torch.eye(2**qubits, dtype=complex_dtype, device=angles.device)
-    state = state.expand(len(angles), -1, -1)
     if qubits < 2 or layers == 0:
-        return state
+        identity = torch.eye(2**qubits, dtype=_complex(angles.dtype), device=angles.device)
+        return identity.expand(len(angles), -1, -1)
     places, blocks = _assemble(angles.unflatten(-1, (-1, ANGLES_PER_BLOCK)), qubits, layers, ansatz)
-    return _Circuit.apply(blocks, state, places)
+    # only backward-mode derivatives are known to the operator
+    run = _run if forward_ad._current_level >= 0 else _circuit
+    return run(blocks, list(places), qubits)
 
 
 def _assemble(
@@ -76,8 +76,8 @@ def _blocks(angles: Float[Tensor, "... 4"], axis) -> Complex[Tensor, "... 4 4"]:
 
 
 def _symmetric_blocks(angles: Float[Tensor, "... 4"]) -> Complex[Tensor, "... 4 4"]:
+    """Half of the turn before the coupling and half after: the same read forwards and backwards."""
     turn = _turn(angles[..., :2] / 2, _RY)
-    # XX and ZZ commute, but the turn of the second qubit does not commute with itself turned back
     return turn @ _couple(angles[..., 2:]) @ turn
 
 
@@ -98,35 +98,64 @@ def _couple(angles: Float[Tensor, "... 2"]) -> Complex[Tensor, "... 4 4"]:
 def _exp(angle: Float[Tensor, "..."], axis) -> Complex[Tensor, "... s s"]:
     """exp(-i angle/2 axis), for an axis whose square is one."""
     half = angle[..., None, None] / 2
-    complex_dtype = torch.complex128 if angle.dtype == torch.float64 else torch.complex64
-    matrix = torch.tensor(axis, dtype=complex_dtype, device=angle.device)
-    identity = torch.eye(len(axis), dtype=complex_dtype, device=angle.device)
+    matrix = torch.tensor(axis, dtype=_complex(angle.dtype), device=angle.device)
+    identity = torch.eye(len(axis), dtype=angle.dtype, device=angle.device)
     return half.cos() * identity - 1j * half.sin() * matrix
 
 
-class _Circuit(torch.autograd.Function):
-    # a unitary step can be taken back, so nothing between the first and the last state is kept
+def _complex(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex128 if dtype == torch.float64 else torch.complex64
 
-    @staticmethod
-    def forward(ctx, blocks, state, places):
-        for gate, place in enumerate(places):
-            state = _act(blocks[:, gate], state, place)
-        ctx.save_for_backward(blocks, state)
-        ctx.places = places
-        return state
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, slope):
-        blocks, state = ctx.saved_tensors
-        slopes = torch.zeros_like(blocks)
-        for gate in reversed(range(len(ctx.places))):
-            back, place = blocks[:, gate].mH, ctx.places[gate]
-            state = _act(back, state, place)
-            pairs = _split(slope, place) @ _split(state, place).mH
-            slopes[:, gate] = pairs.sum(1)
-            slope = _act(back, slope, place)
-        return slopes, None, None
+def _run(
+    blocks: Complex[Tensor, "B gates 4 4"], places: list[int], qubits: int
+) -> Complex[Tensor, "B states states"]:
+    """Let the blocks act one after the other on every state of the qubits."""
+    state = torch.eye(2**qubits, dtype=blocks.dtype, device=blocks.device)
+    state = state.repeat(len(blocks), 1, 1)
+    for gate, place in enumerate(places):
+        state = _act(blocks[:, gate], state, place)
+    return state
+
+
+# a custom operator, because a unitary step can be taken back: nothing between the first and the
+# last state needs to be kept
+@torch.library.custom_op("bistoch::circuit", mutates_args=())
+def _circuit(blocks: Tensor, places: list[int], qubits: int) -> Tensor:
+    return _run(blocks, places, qubits)
+
+
+@_circuit.register_fake
+def _(blocks, places, qubits):
+    return blocks.new_empty(len(blocks), 2**qubits, 2**qubits)
+
+
+@torch.library.custom_op("bistoch::circuit_backward", mutates_args=())
+def _circuit_backward(slope: Tensor, state: Tensor, blocks: Tensor, places: list[int]) -> Tensor:
+    slopes = torch.zeros_like(blocks)
+    for gate in reversed(range(len(places))):
+        back, place = blocks[:, gate].mH, places[gate]
+        state = _act(back, state, place)
+        slopes[:, gate] = (_split(slope, place) @ _split(state, place).mH).sum(1)
+        slope = _act(back, slope, place)
+    return slopes
+
+
+@_circuit_backward.register_fake
+def _(slope, state, blocks, places):
+    return torch.empty_like(blocks)
+
+
+def _save(ctx, inputs, output) -> None:
+    blocks, ctx.places, _ = inputs
+    ctx.save_for_backward(output, blocks)
+
+
+def _differentiate(ctx, slope):
+    return _circuit_backward(slope, *ctx.saved_tensors, ctx.places), None, None
+
+
+_circuit.register_autograd(_differentiate, setup_context=_save)
 
 
 def _act(

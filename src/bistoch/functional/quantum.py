@@ -1,5 +1,7 @@
 """Quantum attention: the plan that a circuit draws, whose angles are the scores."""
 
+from typing import Any, NamedTuple
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -10,6 +12,16 @@ from bistoch.functional._inputs import Mask, Option
 from bistoch.functional.circuit import ANSAETZE, circuit_unitary, count_angles
 from bistoch.functional.elastic.problem import full_precision
 from bistoch.functional.square import restore, square_scores, stochastic_complement
+
+
+class Circuit(NamedTuple):
+    """What a user may say about the circuit, not yet checked."""
+
+    theta: Tensor | None
+    ansatz: str
+    layers: int
+    ancilla: int
+    qubits: int | None
 
 
 def quantum_attention(
@@ -39,10 +51,12 @@ def quantum_attention(
     """
     operator = "quantum_attention"
     batch = _inputs.check_tokens(operator, query, key, value)
+    circuit = Circuit(theta, ansatz, layers, ancilla, qubits)
     plan = _plan(
-        operator, batch, query, key, theta, ansatz, layers, ancilla, qubits, shots, generator,
-        {"eps": eps, "mask": mask, "query_mask": query_mask, "key_mask": key_mask, "scale": scale},
+        operator, batch, query, key, circuit, eps=eps, mask=mask, query_mask=query_mask,
+        key_mask=key_mask, scale=scale,
     )  # fmt: skip
+    plan = _measure(operator, plan, shots, generator)
     with full_precision(query.device):
         return (plan @ value.to(plan.dtype)).to(query.dtype)
 
@@ -75,8 +89,9 @@ def quantum_plan(
     Args:
         query, key, query_mask, key_mask, scale: as for `elastic_attention`. Padding must leave as
             many queries as keys. Single pairs cannot be hidden: `mask` must be None.
-        theta: how strongly each score turns its angle, with as many entries as the circuit has angles, or as there
-            broadcasts to the leading axes. By default fixed numbers spread over [-1, 1].
+        theta: how strongly each score turns its angle: as many numbers as the circuit has angles,
+            or the scores entries, if these are more. Leading axes broadcast, for example one theta
+            per head; differentiable. By default fixed numbers spread over [-1, 1].
         ansatz: "simple", "parted", "centrosymmetric" or "trotter".
         layers: how often the pattern of blocks is repeated.
         ancilla: qubits beside those that count the tokens; the plan is a mean over their states.
@@ -96,10 +111,12 @@ def quantum_plan(
     """
     operator = "quantum_plan"
     batch = _inputs.check_tokens(operator, query, key)
+    circuit = Circuit(theta, ansatz, layers, ancilla, qubits)
     plan = _plan(
-        operator, batch, query, key, theta, ansatz, layers, ancilla, qubits, shots, generator,
-        {"eps": eps, "mask": mask, "query_mask": query_mask, "key_mask": key_mask, "scale": scale},
+        operator, batch, query, key, circuit, eps=eps, mask=mask, query_mask=query_mask,
+        key_mask=key_mask, scale=scale,
     )  # fmt: skip
+    plan = _measure(operator, plan, shots, generator)
     return plan.to(query.dtype)
 
 
@@ -134,35 +151,43 @@ def default_theta(length: int, like: Tensor) -> Float[Tensor, "length"]:
 
 
 def _plan(
-    operator, batch, query, key, theta, ansatz, layers, ancilla, qubits, shots, generator, options
+    operator: str, batch: torch.Size, query: Tensor, key: Tensor, circuit: Circuit, **options: Any
 ) -> Float[Tensor, "*b n n"]:
-    _inputs.check_choice(operator, "ansatz", ansatz, ANSAETZE)
-    _inputs.check_count(operator, "layers", layers)
-    _inputs.check_count(operator, "ancilla", ancilla)
-    if shots is not None:
-        _inputs.check_count(operator, "shots", shots, least=1)
+    """The exact plan in working precision."""
+    _inputs.check_choice(operator, "ansatz", circuit.ansatz, ANSAETZE)
+    _inputs.check_count(operator, "layers", circuit.layers)
+    _inputs.check_count(operator, "ancilla", circuit.ancilla)
     n = query.shape[-2]
-    qubits = token_qubits(n) if qubits is None else qubits
+    qubits = token_qubits(n) if circuit.qubits is None else circuit.qubits
     _inputs.check_qubits(operator, qubits, n)
-    length = theta_length(qubits, ancilla, layers, ansatz)
-    if theta is not None:
-        _inputs.check_theta(operator, theta, length, batch, n)
+    length = theta_length(qubits, circuit.ancilla, circuit.layers, circuit.ansatz)
+    if circuit.theta is not None:
+        _inputs.check_theta(operator, circuit.theta, length, batch, n)
     with full_precision(query.device):
         square = square_scores(operator, batch, query, key, **options)
-        if theta is None:
-            theta = default_theta(length, square.scores)
+        theta = default_theta(length, square.scores) if circuit.theta is None else circuit.theta
         theta = theta.to(square.scores).expand(*batch, length).reshape(-1, length)
-        angles = _angles(square.scores, theta, qubits, count_angles(qubits + ancilla, layers, ansatz))
-        unitary = circuit_unitary(angles, qubits + ancilla, layers, ansatz)
-        plan = _block_average(unitary, 2**ancilla)
+        plan = _draw(square.scores, theta, qubits, circuit)
         missing = 2**qubits - n
         if missing or square.real is not None:
             real = square.real
             if real is None:
-                real = torch.ones_like(square.scores[..., 0], dtype=torch.bool)
+                real = plan.new_ones(len(plan), n, dtype=torch.bool)
             plan = stochastic_complement(plan, pad(real, (0, missing)))[:, :n, :n]
-        plan = restore(plan, square, batch)
-        return plan if shots is None else measure(plan, shots, generator)
+        return restore(plan, square, batch)
+
+
+def _draw(
+    scores: Float[Tensor, "B n n"], theta: Float[Tensor, "B length"], qubits: int, circuit: Circuit
+) -> Float[Tensor, "B states states"]:
+    """Run the circuit and average over the states of the ancilla."""
+    wires = qubits + circuit.ancilla
+    count = count_angles(wires, circuit.layers, circuit.ansatz)
+    angles = _angles(scores, theta, qubits, count)
+    unitary = circuit_unitary(angles, wires, circuit.layers, circuit.ansatz)
+    squares = unitary.real.square() + unitary.imag.square()
+    states, copies = 2**qubits, 2**circuit.ancilla
+    return squares.reshape(-1, states, copies, states, copies).sum((2, 4)) / copies
 
 
 def _angles(
@@ -172,40 +197,34 @@ def _angles(
 
     If there are more scores than angles, those that come round again are added: none is left out.
     """
+    if count == 0:
+        return scores.new_zeros(len(scores), 0)
     length = theta.shape[-1]
     missing = 2**qubits - scores.shape[-1]
     vector = pad(scores, (0, missing, 0, missing)).flatten(1)
-    repeated = vector.repeat(1, -(-length // 4**qubits))[:, :length]
-    if count == 0:
-        return scores.new_zeros(len(scores), 0)
-    turns = theta * repeated
+    turns = theta * vector.repeat(1, -(-length // 4**qubits))[:, :length]
     return pad(turns, (0, -length % count)).unflatten(-1, (-1, count)).sum(1)
 
 
-def _block_average(unitary: Tensor, copies: int) -> Float[Tensor, "B n n"]:
-    squares = unitary.real.square() + unitary.imag.square()
-    tokens = squares.shape[-1] // copies
-    blocks = squares.reshape(-1, tokens, copies, tokens, copies)
-    return blocks.sum((2, 4)) / copies
-
-
-def measure(
-    plan: Float[Tensor, "*b n m"], shots: int, generator: torch.Generator | None
+def _measure(
+    operator: str,
+    plan: Float[Tensor, "*b n m"],
+    shots: int | None,
+    generator: torch.Generator | None,
 ) -> Float[Tensor, "*b n m"]:
-    """Relative frequencies of `shots` draws from every row, with the gradient of the exact plan.
-
-    >>> measure(torch.tensor([[0.25, 0.75]]), 4, torch.Generator().manual_seed(0)).sum()
-    tensor(1.)
-    """
+    """Relative frequencies of so many draws from every row, with the gradient of the plan."""
+    if shots is None:
+        return plan
+    _inputs.check_count(operator, "shots", shots, least=1)
     with torch.no_grad():
-        # in double, so that the last key of a row takes what is left with probability one
-        rows = plan.double()
-        tails = rows.flip(-1).cumsum(-1).flip(-1)
-        left = torch.full_like(rows[..., 0], shots) * (tails[..., :1] > 0).squeeze(-1)
-        counts = []
-        for chance, tail in zip(rows.unbind(-1), tails.unbind(-1), strict=True):
-            chance = chance / torch.where(tail > 0, tail, 1)
-            counts.append(torch.binomial(left, chance.clamp(0, 1), generator=generator))
-            left = left - counts[-1]
-        drawn = (torch.stack(counts, -1) / shots).to(plan.dtype)
+        # added from the end, so that the last key of a row gets what is left with probability one
+        tails = plan.double().flip(-1).cumsum(-1).flip(-1)
+        chances = plan / torch.where(tails > 0, tails, 1)
+        left = shots * tails.gt(0).any(-1).double()
+        counts = torch.zeros_like(tails)
+        for key in range(plan.shape[-1]):
+            chance = chances[..., key].clamp(0, 1)
+            counts[..., key] = torch.binomial(left, chance, generator=generator)
+            left = left - counts[..., key]
+        drawn = (counts / shots).to(plan.dtype)
     return plan + (drawn - plan.detach())

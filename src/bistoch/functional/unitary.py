@@ -3,7 +3,7 @@
 import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd import forward_ad
 
 
 def hermitian(scores: Float[Tensor, "B n n"]) -> Complex[Tensor, "B n n"]:
@@ -40,25 +40,47 @@ def exponential(generator: Complex[Tensor, "B n n"]) -> Complex[Tensor, "B n n"]
     >>> exponential(torch.full((1, 1, 1), torch.pi, dtype=torch.complex64)).real
     tensor([[[-1.]]])
     """
-    return _Exponential.apply(generator)
+    if forward_ad._current_level >= 0:
+        # only backward-mode derivatives are known to the operator below
+        return torch.linalg.matrix_exp(1j * generator)
+    return _exponential(generator)[0]
 
 
-class _Exponential(torch.autograd.Function):
-    # the derivative of eigenvectors is infinite where eigenvalues meet; that of exp(iH) is not
+# a custom operator, because the derivative of eigenvectors is infinite where eigenvalues meet,
+# and that of exp(iH) is not
+@torch.library.custom_op("bistoch::unitary_exponential", mutates_args=())
+def _exponential(generator: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    values, vectors = torch.linalg.eigh(generator)
+    return (vectors * torch.exp(1j * values)[..., None, :]) @ vectors.mH, values, vectors
 
-    @staticmethod
-    def forward(ctx, generator):
-        values, vectors = torch.linalg.eigh(generator)
-        ctx.save_for_backward(values, vectors)
-        return (vectors * torch.exp(1j * values)[..., None, :]) @ vectors.mH
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, slope):
-        values, vectors = ctx.saved_tensors
-        # the divided differences (e^ix - e^iy)/(x - y) = i e^(i(x+y)/2) sin(z)/z, z = (x-y)/2
-        mean = (values[..., :, None] + values[..., None, :]) / 2
-        half = (values[..., :, None] - values[..., None, :]) / 2
-        differences = 1j * torch.exp(1j * mean) * torch.sinc(half / torch.pi)
-        turned = vectors.mH @ slope @ vectors
-        return vectors @ (differences.conj() * turned) @ vectors.mH
+@_exponential.register_fake
+def _(generator):
+    values = generator.new_empty(generator.shape[:-1], dtype=generator.real.dtype)
+    return torch.empty_like(generator), values, torch.empty_like(generator)
+
+
+@torch.library.custom_op("bistoch::unitary_exponential_backward", mutates_args=())
+def _exponential_backward(slope: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
+    # the divided differences (e^ix - e^iy)/(x - y) = i e^(i(x+y)/2) sin(z)/z, z = (x-y)/2
+    mean = (values[..., :, None] + values[..., None, :]) / 2
+    half = (values[..., :, None] - values[..., None, :]) / 2
+    differences = 1j * torch.exp(1j * mean) * torch.sinc(half / torch.pi)
+    return vectors @ (differences.conj() * (vectors.mH @ slope @ vectors)) @ vectors.mH
+
+
+@_exponential_backward.register_fake
+def _(slope, values, vectors):
+    return torch.empty_like(slope)
+
+
+def _save(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _differentiate(ctx, slope, *_):
+    return _exponential_backward(slope, *ctx.saved_tensors)
+
+
+_exponential.register_autograd(_differentiate, setup_context=_save)
