@@ -206,6 +206,15 @@ def check_ridge(operator: str, ridge: float) -> None:
         )
 
 
+def check_circuit(
+    operator: str, ansatz: str, layers: int, ancilla: int, ansaetze: Sequence[str]
+) -> None:
+    """Check what a circuit is made of."""
+    check_choice(operator, "ansatz", ansatz, ansaetze)
+    check_count(operator, "layers", layers)
+    check_count(operator, "ancilla", ancilla)
+
+
 def check_qubits(operator: str, qubits: int, tokens: int) -> None:
     """Check that so many qubits can count the tokens."""
     check_count(operator, "qubits", qubits)

@@ -32,11 +32,12 @@ def circuit_unitary(
         centrosymmetric  U = V           of blocks that flipping all bits leaves alone
         trotter          U = V           of layers (even/2) (odd) (even/2), each block symmetric too
 
-    A block is exp(-i c XX/2) exp(-i d ZZ/2) (RX(a) x RY(b)), with RX(b) if centrosymmetric. With
-    all angles zero U is the identity.
+    A block is exp(-i c XX/2) exp(-i d YY/2) (R(a) x R(b)), R a turn about X + Y + Z, or about X if
+    centrosymmetric. With all angles zero U is the identity.
 
     >>> half_turn = torch.tensor([[torch.pi, 0.0, 0.0, 0.0]])
-    >>> circuit_unitary(half_turn, qubits=2, layers=1, ansatz="simple").abs()[0, :, 0].round()
+    >>> unitary = circuit_unitary(half_turn, qubits=2, layers=1, ansatz="centrosymmetric")
+    >>> unitary.abs()[0, :, 0].round()
     tensor([0., 0., 1., 0.])
     """
     if qubits < 2 or layers == 0:
@@ -59,7 +60,9 @@ def _assemble(
         full = _symmetric_blocks(angles[:, :, len(even) :])
         return (even + odd + even) * layers, torch.cat([half, full, half], 2).flatten(1, 2)
     places = (even + odd) * layers
-    blocks = _blocks(angles, _RX if ansatz == "centrosymmetric" else _RY)
+    blocks = _couple(angles[..., 2:]) @ _turn(
+        angles[..., :2], _X if ansatz == "centrosymmetric" else _TILTED
+    )
     if ansatz == "parted":
         first, second = blocks.chunk(2, 1)
         # the transpose of a product is the product of the transposes, backwards
@@ -67,36 +70,34 @@ def _assemble(
     return places, blocks
 
 
-# a rotation is cos(x/2) - i sin(x/2) times its axis
-_RX, _RY = ((0, 1), (1, 0)), ((0, -1j), (1j, 0))
-
-
-def _blocks(angles: Float[Tensor, "... 4"], axis) -> Complex[Tensor, "... 4 4"]:
-    return _couple(angles[..., 2:]) @ _turn(angles[..., :2], axis)
+# an axis is a matrix whose square is one; a turn about a tilted one has no mirror image, so that
+# scores which differ by signs have different plans
+_X = ((0, 1), (1, 0))
+_TILTED = tuple(tuple(entry / 3**0.5 for entry in row) for row in ((1, 1 - 1j), (1 + 1j, -1)))
 
 
 def _symmetric_blocks(angles: Float[Tensor, "... 4"]) -> Complex[Tensor, "... 4 4"]:
     """Half of the turn before the coupling and half after: the same read forwards and backwards."""
-    turn = _turn(angles[..., :2] / 2, _RY)
+    turn = _turn(angles[..., :2] / 2, _TILTED)
     return turn @ _couple(angles[..., 2:]) @ turn
 
 
 def _turn(angles: Float[Tensor, "... 2"], axis) -> Complex[Tensor, "... 4 4"]:
-    """The first qubit turned about X and the second about an axis."""
-    first, second = (_exp(angles[..., i], p) for i, p in enumerate((_RX, axis)))
+    """Both qubits turned about an axis, each by an angle of its own."""
+    first, second = (_exp(angle, axis) for angle in angles.unbind(-1))
     product = first[..., :, None, :, None] * second[..., None, :, None, :]
     return product.flatten(-2).flatten(-3, -2)
 
 
 def _couple(angles: Float[Tensor, "... 2"]) -> Complex[Tensor, "... 4 4"]:
-    """Both qubits turned together, about XX and about ZZ."""
+    """Both qubits turned together, about XX and about YY; ZZ would end a circuit unseen."""
     xx = ((0, 0, 0, 1), (0, 0, 1, 0), (0, 1, 0, 0), (1, 0, 0, 0))
-    zz = ((1, 0, 0, 0), (0, -1, 0, 0), (0, 0, -1, 0), (0, 0, 0, 1))
-    return _exp(angles[..., 0], xx) @ _exp(angles[..., 1], zz)
+    yy = ((0, 0, 0, -1), (0, 0, 1, 0), (0, 1, 0, 0), (-1, 0, 0, 0))
+    return _exp(angles[..., 0], xx) @ _exp(angles[..., 1], yy)
 
 
 def _exp(angle: Float[Tensor, "..."], axis) -> Complex[Tensor, "... s s"]:
-    """exp(-i angle/2 axis), for an axis whose square is one."""
+    """exp(-i angle/2 axis) = cos(angle/2) - i sin(angle/2) axis."""
     half = angle[..., None, None] / 2
     matrix = torch.tensor(axis, dtype=_complex(angle.dtype), device=angle.device)
     identity = torch.eye(len(axis), dtype=angle.dtype, device=angle.device)

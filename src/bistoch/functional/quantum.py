@@ -154,9 +154,7 @@ def _plan(
     operator: str, batch: torch.Size, query: Tensor, key: Tensor, circuit: Circuit, **options: Any
 ) -> Float[Tensor, "*b n n"]:
     """The exact plan in working precision."""
-    _inputs.check_choice(operator, "ansatz", circuit.ansatz, ANSAETZE)
-    _inputs.check_count(operator, "layers", circuit.layers)
-    _inputs.check_count(operator, "ancilla", circuit.ancilla)
+    _inputs.check_circuit(operator, circuit.ansatz, circuit.layers, circuit.ancilla, ANSAETZE)
     n = query.shape[-2]
     qubits = token_qubits(n) if circuit.qubits is None else circuit.qubits
     _inputs.check_qubits(operator, qubits, n)
@@ -187,7 +185,9 @@ def _draw(
     unitary = circuit_unitary(angles, wires, circuit.layers, circuit.ansatz)
     squares = unitary.real.square() + unitary.imag.square()
     states, copies = 2**qubits, 2**circuit.ancilla
-    return squares.reshape(-1, states, copies, states, copies).sum((2, 4)) / copies
+    plan = squares.reshape(-1, states, copies, states, copies).sum((2, 4))
+    # rounding makes every gate a little longer or shorter than one, the same for all states
+    return plan * (states / plan.detach().sum((-2, -1), keepdim=True))
 
 
 def _angles(

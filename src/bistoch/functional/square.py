@@ -85,12 +85,15 @@ def stochastic_complement(
     inside, leaving = plan.masked_fill(~(row & column), 0), plan.masked_fill(~(row & ~column), 0)
     returning = plan.masked_fill(~(~row & column), 0)
     diagonal = torch.eye(plan.shape[-1], dtype=torch.bool, device=plan.device)
-    # 1 - p_ii is the sum of the rest of the row: no cancellation, and rows stay one however rarely
-    # the walk leaves the padding; if it never does, the tiny number says that nothing returns
     moving = plan.masked_fill(row | column | diagonal, 0)
-    gone = (moving.sum(-1) + returning.sum(-1)) + torch.finfo(plan.dtype).eps ** 2
-    gone = torch.where(real, 1, gone)
+    # 1 - p_ii is the sum of the rest of the row, without cancellation; a walk that hardly ever
+    # leaves the padding is stopped, so that there is always one solution
+    eps = torch.finfo(plan.dtype).eps
+    gone = torch.where(real, 1, moving.sum(-1) + returning.sum(-1) + 8 * eps)
     back = torch.linalg.solve(torch.diag_embed(gone) - moving, returning)
+    # and what was stopped goes where the others went
+    arrived = back.sum(-1, keepdim=True)
+    back = back / torch.where(arrived > eps**2, arrived, 1)
     return inside + leaving @ back
 
 
