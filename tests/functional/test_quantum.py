@@ -118,6 +118,12 @@ def test_shots_follow_their_generator_and_skip_padding():
     assert not draw(0)[1, :, 3:].any()
 
 
+@pytest.mark.parametrize("n", [0, 1])
+def test_shots_of_the_smallest_plans(n):
+    plan = bistoch.quantum_plan(torch.randn(2, n, 3), torch.randn(2, n, 3), shots=5)
+    assert torch.equal(plan, torch.ones(2, n, n))
+
+
 def test_the_gradient_of_shots_is_that_of_the_exact_plan():
     q, k, v = random(3, 5, 4).unbind()
     q.requires_grad_()

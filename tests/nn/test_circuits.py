@@ -70,6 +70,17 @@ def test_it_fits_into_a_layer():
     torch.testing.assert_close(layer(x, key_mask=real)[1, :4], layer(x[1:, :4])[0])
 
 
+@pytest.mark.parametrize("operator", ["orthogonal", "quantum(tokens=8)"])
+def test_padding_is_invisible_in_the_layer_of_torch(operator):
+    layer = bistoch.nn.MultiheadAttention(12, 3, batch_first=True, operator=operator)
+    x = torch.randn(2, 6, 12)
+    padding = torch.arange(6) >= torch.tensor([[6], [4]])
+    together, plan = layer(x, x, x, key_padding_mask=padding)
+    one = x[1:, :4]
+    torch.testing.assert_close(together[1, :4], layer(one, one, one)[0][0])
+    assert not plan[1, :, 4:].any()
+
+
 @pytest.mark.parametrize(("options", "error", "sentence"), [
     ({"learn": "all"}, ValueError, "Quantum: learn must be one of 'none', 'head', but"),
     ({"learn": "head"}, ValueError, "Quantum: learn='head' needs heads, .* and tokens"),

@@ -90,7 +90,7 @@ def stochastic_complement(
     # leaves the padding is stopped, so that there is always one solution
     eps = torch.finfo(plan.dtype).eps
     gone = torch.where(real, 1, moving.sum(-1) + returning.sum(-1) + 8 * eps)
-    back = torch.linalg.solve(torch.diag_embed(gone) - moving, returning)
+    back = torch.linalg.solve(torch.diag_embed(gone) - moving, returning).clamp_min(0)
     # and what was stopped goes where the others went
     arrived = back.sum(-1, keepdim=True)
     back = back / torch.where(arrived > eps**2, arrived, 1)
