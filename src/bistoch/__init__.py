@@ -19,6 +19,10 @@ from bistoch.functional import elastic_potentials as elastic_potentials
 from bistoch.functional import gumbel_balance as gumbel_balance
 from bistoch.functional import hard_attention as hard_attention
 from bistoch.functional import hard_plan as hard_plan
+from bistoch.functional import orthogonal_attention as orthogonal_attention
+from bistoch.functional import orthogonal_plan as orthogonal_plan
+from bistoch.functional import quantum_attention as quantum_attention
+from bistoch.functional import quantum_plan as quantum_plan
 from bistoch.functional import sinkhorn_attention as sinkhorn_attention
 from bistoch.functional import sinkhorn_plan as sinkhorn_plan
 from bistoch.functional import softmax_attention as softmax_attention

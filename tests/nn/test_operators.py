@@ -15,13 +15,14 @@ def tokens(*batch, n=7, m=5, d=3, e=2, dtype=torch.float64):
 
 @pytest.mark.parametrize("name", bistoch.OPERATORS)
 def test_every_row_of_the_table_builds_from_its_name_and_attends(name):
-    q, k, v = tokens(2, 3)
-    masks = {
-        "mask": torch.rand(7, 5) > 0.2,
-        "query_mask": torch.tensor([True] * 5 + [False] * 2),
-        "key_mask": torch.tensor([True] * 4 + [False]),
-    }
-    module, row = build_operator(name, heads=3), bistoch.OPERATORS[name]
+    row = bistoch.OPERATORS[name]
+    q, k, v = tokens(2, 3, m=7 if row.square else 5)
+    real = torch.tensor([True] * 5 + [False] * 2)
+    masks = {"query_mask": real, "key_mask": real if row.square else real[1:6]}
+    if row.masks == "any":
+        masks["mask"] = torch.rand(7, 5) > 0.2
+    masks = {} if row.masks == "none" else masks
+    module = build_operator(name, heads=3)
     assert torch.equal(module(q, k, v, **masks), row.attention(q, k, v, **masks))
     assert torch.equal(module.plan(q, k, **masks), row.plan(q, k, **masks))
     assert repr(module) == name + "()"
@@ -102,6 +103,9 @@ def test_a_tolerance_arrives():
         "elastic(iters=3, learn='head', heads=4)",
         "hard(straight_through=True)",
         "anneal(iters=7)",
+        "orthogonal(method='cayley', ancilla=2)",
+        "quantum(ansatz='trotter', layers=2, shots=100)",
+        "quantum(layers=1, learn='head', tokens=5, heads=4)",
     ],
 )
 def test_a_module_prints_as_the_text_that_builds_it(text):

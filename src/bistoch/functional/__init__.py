@@ -24,6 +24,8 @@ from bistoch.functional.elastic import (
 from bistoch.functional.elastic import elastic_potentials as elastic_potentials
 from bistoch.functional.gumbel import gumbel_balance as gumbel_balance
 from bistoch.functional.hard import hard_attention, hard_plan
+from bistoch.functional.orthogonal import orthogonal_attention, orthogonal_plan
+from bistoch.functional.quantum import quantum_attention, quantum_plan
 from bistoch.functional.softmax import softmax_attention, softmax_plan
 
 OPERATORS = MappingProxyType({
@@ -86,5 +88,33 @@ OPERATORS = MappingProxyType({
         causal=False,
         order_free=True,
         source="Kuhn 1955, through scipy",
+    ),
+    "orthogonal": Operator(
+        name="orthogonal",
+        attention=orthogonal_attention,
+        plan=orthogonal_plan,
+        backends=("torch",),
+        rows_exact=True,
+        columns="exact",
+        differentiable=True,
+        causal=False,
+        order_free=False,
+        source="Born et al. 2025",
+        square=True,
+        masks="padding",
+    ),
+    "quantum": Operator(
+        name="quantum",
+        attention=quantum_attention,
+        plan=quantum_plan,
+        backends=("torch",),
+        rows_exact=True,
+        columns="exact",
+        differentiable=True,
+        causal=False,
+        order_free=False,
+        source="Born et al. 2025",
+        square=True,
+        masks="padding",
     ),
 })  # fmt: skip

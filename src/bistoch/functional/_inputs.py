@@ -113,6 +113,46 @@ def check_column_mass(
         )
 
 
+def check_square(operator: str, query: Tensor, key: Tensor) -> None:
+    """Check that there are as many queries as keys."""
+    if query.shape[-2] != key.shape[-2]:
+        raise ValueError(
+            f"{operator}: there must be as many queries as keys, because its plan is square, but "
+            f"there are {query.shape[-2]} queries and {key.shape[-2]} keys; use sinkhorn or elastic"
+        )
+
+
+def check_equal_padding(
+    operator: str, query_mask: Tensor | None, key_mask: Tensor | None, length: int
+) -> None:
+    """Check that padding leaves as many queries as keys."""
+    masks = [mask for mask in (query_mask, key_mask) if mask is not None]
+    if not masks or not all(_values_are_at_hand(mask) for mask in masks):
+        return
+    queries, keys = (
+        torch.tensor(length) if mask is None else mask.sum(-1) for mask in (query_mask, key_mask)
+    )
+    wrong = (queries != keys).nonzero()
+    if wrong.numel():
+        queries, keys = torch.broadcast_tensors(queries, keys)
+        at = wrong[0].item()
+        raise ValueError(
+            f"{operator}: padding must leave as many queries as keys, because the plan is square, "
+            f"but problem {at} has {queries[at].item()} real queries and {keys[at].item()} real "
+            "keys; give the padding of the same tokens as query_mask and as key_mask"
+        )
+
+
+def refuse_pairs(operator: str, mask: Mask | None) -> None:
+    """Refuse to hide single pairs, or to add a bias to them."""
+    if mask is not None:
+        raise NotImplementedError(
+            f"{operator}: mask must be None, because single pairs cannot be hidden from a plan "
+            "that comes from a whole matrix; leave out whole tokens with query_mask and key_mask, "
+            "or use sinkhorn or elastic"
+        )
+
+
 def check_lam(operator: str, lam: Option, batch: Sequence[int]) -> None:
     """Check the elasticity."""
     _check_option(
@@ -156,6 +196,47 @@ def check_count(operator: str, name: str, count: int, *, least: int = 0) -> None
         )
     if count < least:
         raise ValueError(f"{operator}: {name} must be at least {least}, but it is {count}")
+
+
+def check_ridge(operator: str, ridge: float) -> None:
+    """Check what keeps a decomposition defined."""
+    if not (_is_number(ridge) and 0 < ridge < math.inf):
+        raise ValueError(
+            f"{operator}: ridge must be a positive number, small against 1, but it is {ridge!r}"
+        )
+
+
+def check_circuit(
+    operator: str, ansatz: str, layers: int, ancilla: int, ansaetze: Sequence[str]
+) -> None:
+    """Check what a circuit is made of."""
+    check_choice(operator, "ansatz", ansatz, ansaetze)
+    check_count(operator, "layers", layers)
+    check_count(operator, "ancilla", ancilla)
+
+
+def check_qubits(operator: str, qubits: int, tokens: int) -> None:
+    """Check that so many qubits can count the tokens."""
+    check_count(operator, "qubits", qubits)
+    if 2**qubits < tokens:
+        raise ValueError(
+            f"{operator}: qubits must be able to count all tokens, but {qubits} of them count "
+            f"{2**qubits}, and there are {tokens}; take {(tokens - 1).bit_length()}, or None"
+        )
+
+
+def check_theta(
+    operator: str, theta: Tensor, length: int, batch: Sequence[int], tokens: int
+) -> None:
+    """Check the factors of the angles: one per angle, or per score if there are more of them."""
+    check_floating(operator, "theta", theta, axes="(*b, angles)", rank=1)
+    if theta.shape[-1] != length:
+        raise ValueError(
+            f"{operator}: theta must have {length} entries in its last axis for a circuit that "
+            f"counts {tokens} tokens, but its shape is {tuple(theta.shape)}; change qubits, "
+            "ancilla, layers or ansatz to those it was made for, or make another"
+        )
+    _check_broadcast(operator, "theta", theta, (*batch, length), "(*b, angles) =")
 
 
 def check_tol(operator: str, tol: float | None) -> None:

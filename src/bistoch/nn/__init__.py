@@ -1,6 +1,7 @@
 """Learned parts: projections, heads and a learnable elasticity around one functional call."""
 
 from bistoch.nn.attention import Attention as Attention
+from bistoch.nn.circuits import Quantum as Quantum
 from bistoch.nn.multihead import MultiheadAttention as MultiheadAttention
 from bistoch.nn.operators import Elastic as Elastic
 from bistoch.nn.operators import Hard as Hard

@@ -1,0 +1,118 @@
+"""What the operators with square plans share: real tokens first, and back to where they stood."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from bistoch.functional import _inputs
+from bistoch.functional._inputs import Mask, Option
+from bistoch.functional.elastic.pose import Options, pose
+
+
+class Square(NamedTuple):
+    """Scores of as many real queries as real keys, moved to the front; all others are zero.
+
+    `real` marks the places in front, and `rows` and `columns` say to which place every query and
+    every key went; the three are None if nothing is padded.
+    """
+
+    scores: Float[Tensor, "B n n"]
+    real: Bool[Tensor, "B n"] | None
+    rows: Int[Tensor, "B n"] | None
+    columns: Int[Tensor, "B n"] | None
+
+
+def square_scores(
+    operator: str,
+    batch: torch.Size,
+    query: Tensor,
+    key: Tensor,
+    *,
+    eps: Option,
+    mask: Mask | None,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+    scale: float | None,
+) -> Square:
+    """Check that the plan can be square, and compute the scores of the real tokens."""
+    _inputs.check_square(operator, query, key)
+    _inputs.refuse_pairs(operator, mask)
+    options = Options(1.0, eps, 1.0, 0, None, None, query_mask, key_mask, None, scale)
+    problem = pose(operator, batch, query, key, options)
+    _inputs.check_equal_padding(operator, problem.query_mask, problem.key_mask, query.shape[-2])
+    query, key = problem.query, problem.key
+    if problem.query_mask is None and problem.key_mask is None:
+        return Square(_scores(query, key, problem.sharpness), None, None, None)
+    query, real_queries, rows = _real_first(query, problem.query_mask)
+    key, real_keys, columns = _real_first(key, problem.key_mask)
+    real = real_queries & real_keys
+    query, key = (tokens.masked_fill(~real[..., None], 0) for tokens in (query, key))
+    return Square(_scores(query, key, problem.sharpness), real, rows, columns)
+
+
+def restore(
+    plan: Float[Tensor, "B n n"], square: Square, batch: torch.Size
+) -> Float[Tensor, "*b n n"]:
+    """Put the plan of the real tokens back to where they stood; padding gives and gets nothing."""
+    if square.real is not None and square.rows is not None and square.columns is not None:
+        pairs = square.real[:, :, None] & square.real[:, None, :]
+        plan = _move(plan.masked_fill(~pairs, 0), square.rows)
+        plan = _move(plan.mT, square.columns).mT
+    return plan.reshape(*batch, *plan.shape[1:])
+
+
+def stochastic_complement(
+    plan: Float[Tensor, "B n n"], real: Bool[Tensor, "B n"]
+) -> Float[Tensor, "B n n"]:
+    """The plan of a random walk that is watched only while it is on real tokens.
+
+        P_11 + P_12 (I - P_22)^-1 P_21,   1 = real, 2 = padding
+
+    Mass that goes to padding walks on until it is back on a real token. If the plan is doubly
+    stochastic, so is this one on its real tokens. Everything else is zero.
+
+    Reference: Meyer, Stochastic complementation, 1989.
+
+    >>> plan = torch.tensor([[[0.5, 0.2, 0.3], [0.1, 0.6, 0.3], [0.4, 0.2, 0.4]]])
+    >>> stochastic_complement(plan, torch.tensor([[True, True, False]]))
+    tensor([[[0.7000, 0.3000, 0.0000],
+             [0.3000, 0.7000, 0.0000],
+             [0.0000, 0.0000, 0.0000]]])
+    """
+    row, column = real[:, :, None], real[:, None, :]
+    inside, leaving = plan.masked_fill(~(row & column), 0), plan.masked_fill(~(row & ~column), 0)
+    returning = plan.masked_fill(~(~row & column), 0)
+    diagonal = torch.eye(plan.shape[-1], dtype=torch.bool, device=plan.device)
+    moving = plan.masked_fill(row | column | diagonal, 0)
+    # 1 - p_ii is the sum of the rest of the row, without cancellation; a walk that hardly ever
+    # leaves the padding is stopped, so that there is always one solution
+    eps = torch.finfo(plan.dtype).eps
+    gone = torch.where(real, 1, moving.sum(-1) + returning.sum(-1) + 8 * eps)
+    back = torch.linalg.solve(torch.diag_embed(gone) - moving, returning).clamp_min(0)
+    # and what was stopped goes where the others went
+    arrived = back.sum(-1, keepdim=True)
+    back = back / torch.where(arrived > eps**2, arrived, 1)
+    return inside + leaving @ back
+
+
+def _real_first(
+    tokens: Float[Tensor, "B n d"], mask: Bool[Tensor, "B n"] | None
+) -> tuple[Float[Tensor, "B n d"], Bool[Tensor, "B n"], Int[Tensor, "B n"]]:
+    """Tokens with the real ones in front, which those are, and where each token went."""
+    if mask is None:
+        mask = tokens.new_ones(tokens.shape[:2], dtype=torch.bool)
+    order = (~mask).to(torch.int8).argsort(dim=-1, stable=True)
+    return _move(tokens, order), mask.gather(-1, order), order.argsort(dim=-1)
+
+
+def _scores(query: Tensor, key: Tensor, sharpness: Float[Tensor, "B"]) -> Float[Tensor, "B n n"]:
+    # scores beyond this mean nothing to an angle or a direction, and their squares would overflow
+    limit = torch.finfo(query.dtype).max ** 0.4
+    query = (query * sharpness[:, None, None]).clamp(-limit, limit)
+    return (query @ key.clamp(-limit, limit).mT).clamp(-limit, limit)
+
+
+def _move(rows: Float[Tensor, "B n d"], order: Int[Tensor, "B n"]) -> Float[Tensor, "B n d"]:
+    return rows.gather(1, order[..., None].expand_as(rows))
