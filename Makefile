@@ -6,7 +6,7 @@ comma := ,
 space := $(subst ,, )
 
 # modules whose signatures carry shapes, and what checks them
-SHAPED := $(subst $(space),$(comma),$(addprefix bistoch.functional.,softmax hard anneal gumbel \
+SHAPED := $(subst $(space),$(comma),$(addprefix bistoch.functional.,softmax hard anneal gumbel wasserstein mixing sink rowwise _rowmaps \
 	elastic.api elastic.pose elastic.problem elastic.reference)),beartype.beartype
 
 .PHONY: demo test test-all lint shapes figures clean
