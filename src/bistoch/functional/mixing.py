@@ -82,9 +82,9 @@ def mixing_plan(
     >>> import torch, bistoch
     >>> x, weight = torch.randn(3, 4), torch.tensor([[1.0, 0.0, 0.0]] * 3)
     >>> bistoch.mixing_plan(x, x, weight=weight).sum(0)
-    tensor([1.4591, 0.7704, 0.7704])
+    tensor([1.4594, 0.7703, 0.7703])
     >>> bistoch.mixing_plan(x, x, weight=weight, lam=1.0).sum(0)
-    tensor([1.0000, 1.0000, 1.0000])
+    tensor([1., 1., 1.])
 
     Reference: Yue et al., OLinear, NeurIPS 2025.
     """

@@ -100,7 +100,7 @@ def _share_mask(
 
 
 def per_problem(option: Option, batch: torch.Size, like: Tensor) -> Float[Tensor, "B"]:
-    """An option as one number for each of the flattened problems."""
+    """A number, or a tensor over the leading axes, as one number for each problem."""
     if isinstance(option, Tensor):
         return option.to(like).expand(batch).reshape(-1)
     return like.new_full((len(like),), option)
