@@ -108,6 +108,7 @@ OPERATORS = MappingProxyType({
         order_free=True,
         source="Kuhn 1955, through scipy",
         family="balanced",
+        longest=2048,
     ),
     "wasserstein": Operator(
         name="wasserstein",
