@@ -143,6 +143,25 @@ def test_softpick_is_its_formula_and_leaves_rows_empty():
     assert (plan("softpick", scores + 1) - plan("softpick", scores)).abs().max() > 0.01
 
 
+def published_softpick(scores):
+    """The stable form of the paper's code."""
+    peak = scores.amax(-1, keepdim=True)
+    lifted = (scores - peak).exp() - (-peak).exp()
+    return lifted.relu() / (lifted.abs().sum(-1, keepdim=True) + 1e-8)
+
+
+def test_softpick_where_the_published_form_breaks():
+    scores = torch.tensor([[-100.0, -101.0]], requires_grad=True)
+    (theirs,) = torch.autograd.grad(published_softpick(scores).square().sum(), scores)
+    (ours,) = torch.autograd.grad(plan("softpick", scores).square().sum(), scores)
+    assert theirs.isnan().any()
+    assert torch.equal(ours, torch.zeros(1, 2))
+    small = torch.tensor([[1e-6, 2e-6, -1e-6]])
+    exact = published_softpick(small.double())
+    assert (published_softpick(small) / exact - 1).abs().nan_to_num().max() > 0.01
+    torch.testing.assert_close(plan("softpick", small).double(), exact, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("level", [-200.0, 200.0, 1e-6, -1e-6])
 def test_softpick_survives_what_overflows_the_formula(level):
     scores = (level + torch.randn(3, 5) * abs(level) / 8).requires_grad_()

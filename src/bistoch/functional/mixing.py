@@ -117,6 +117,10 @@ def _mix(
     _inputs.check_lam(operator, lam, batch)
     if isinstance(lam, Tensor):
         own.append(tuple(lam.shape))
+    elif lam == 0:
+        # free columns: the first row step is the last
+        _inputs.check_count(operator, "iters", iters)
+        iters = 0
     with full_precision(query.device):
         scores = _log_softplus(weight.to(working_dtype(query.dtype)))
         scores = scores.expand(*torch.broadcast_shapes(*own), n, m)
