@@ -124,6 +124,23 @@ def test_gradients_of_variances(tokens, variances, backend):
     assert torch.autograd.gradcheck(moments, small)
 
 
+def test_backends_agree_on_gradients(tokens, variances):
+    inputs = [x.requires_grad_() for x in (*tokens.values(), *variances.values())]
+    spread = torch.rand(2, M, E, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(2, N, E, dtype=torch.float64)
+
+    def gradients(backend):
+        found = bistoch.wasserstein_moments(
+            **tokens, value_variance=spread, **variances, lam=0.6, backend=backend
+        )
+        loss = (found.mean * weights + found.variance * weights.abs()).sum()
+        return torch.autograd.grad(loss, (*inputs, spread))
+
+    reference = gradients("reference")
+    for backend in BACKENDS:
+        torch.testing.assert_close(gradients(backend), reference)
+
+
 def test_a_feature_that_never_varies_has_no_gradient_and_no_nan():
     q, k, v = torch.randn(3, 5, 4).unbind()
     variance = torch.zeros(5, 4, requires_grad=True)

@@ -65,8 +65,8 @@ def wasserstein_attention(
     operator = "wasserstein_attention"
     _inputs.check_tokens(operator, query, key, value)
     longer = _longer_tokens(operator, query, key, query_variance, key_variance, key_mask)
-    scale = _score_scale(operator, query, scale)
     options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
+    options = _for_longer_tokens(operator, options, query.shape[-1])
     value = value.to(longer[0].dtype)
     return attend(operator, *longer, value, options, backend).to(query.dtype)
 
@@ -102,8 +102,8 @@ def wasserstein_plan(
     operator = "wasserstein_plan"
     _inputs.check_tokens(operator, query, key)
     longer = _longer_tokens(operator, query, key, query_variance, key_variance, key_mask)
-    scale = _score_scale(operator, query, scale)
     options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
+    options = _for_longer_tokens(operator, options, query.shape[-1])
     return make_plan(operator, *longer, options, backend).to(query.dtype)
 
 
@@ -145,13 +145,13 @@ def wasserstein_moments(
     batch = _inputs.check_tokens(operator, query, key, value)
     _inputs.check_variance(operator, "value_variance", value_variance, value)
     longer = _longer_tokens(operator, query, key, query_variance, key_variance, key_mask)
-    scale = _score_scale(operator, query, scale)
     options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
+    options = _for_longer_tokens(operator, options, query.shape[-1])
     problem = pose(operator, batch, *longer, options)
     found = solve(operator, problem, flatten(value, batch), backend)
     with full_precision(query.device):
         squared = _squared(problem, found.column)
-    spread = value_variance.expand(*batch, *value.shape[-2:])
+    spread = value_variance.to(problem.query.dtype).expand(*batch, *value.shape[-2:])
     share = solve(operator, squared, flatten(spread, batch), backend)
     with full_precision(query.device):
         # softmax made rows of one; what they really sum to is the sum of squares of the plan
@@ -187,11 +187,13 @@ def _longer_tokens(
             # what a padded key holds is nobody's concern, also where it is squared
             key = torch.where(key_mask[..., None], key, 0)
         # distances do not feel a shift, their rounding does: measure from the middle of the keys
-        count = key.shape[-2] if key_mask is None else key_mask.sum(-1)[..., None, None]
-        middle = key.detach().sum(-2, keepdim=True) / torch.as_tensor(count).clamp_min(1)
-        query, key = query - middle, key - middle
-        if key_mask is not None:
-            key = torch.where(key_mask[..., None], key, 0)
+        middle = key.detach().sum(-2, keepdim=True)
+        if key_mask is None:
+            middle = middle / max(key.shape[-2], 1)
+            query, key = query - middle, key - middle
+        else:
+            middle = middle / key_mask.sum(-1).clamp_min(1)[..., None, None]
+            query, key = query - middle, torch.where(key_mask[..., None], key - middle, 0)
         lengths = key.square().sum(-1, keepdim=True) / 2
         ones = torch.ones_like(query[..., :1])
         return torch.cat([query, ones], -1), torch.cat([key, -lengths], -1)
@@ -206,10 +208,15 @@ def _deviation(variance: Tensor | None, tokens: Tensor) -> Tensor:
     return torch.where(varies, torch.where(varies, variance, 1).sqrt(), 0)
 
 
-def _score_scale(operator: str, query: Tensor, scale: float | None) -> float:
-    """The factor of the longer tokens: twice that of the squared distances."""
-    _inputs.check_scale(operator, scale)
-    return 2 * (1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale)
+def _for_longer_tokens(operator: str, options: Options, features: int) -> Options:
+    """The options as the longer tokens need them."""
+    _inputs.check_scale(operator, options.scale)
+    _inputs.check_count(operator, "iters", options.iters)
+    scale = 1 / math.sqrt(max(features, 1)) if options.scale is None else options.scale
+    # free columns: the first row step is the last
+    free = not isinstance(options.lam, Tensor) and options.lam == 0
+    # their dot product is half of the squared distance
+    return options._replace(scale=2 * scale, iters=0 if free else options.iters)
 
 
 def _squared(problem: Problem, column: Float[Tensor, "B m"]) -> Problem:

@@ -34,7 +34,8 @@ class GaussianAttention(nn.Module):
     >>> found.mean.shape, bool((found.variance > 0).all())
     (torch.Size([2, 5, 16]), True)
 
-    Reference: Erick, Rezaei, Mueller, Kainz, uncertainty-aware vision transformers, 2023.
+    Reference: Erick, Rezaei, Mueller, Kainz, Stochastic vision transformers with Wasserstein
+    distance-aware attention, 2023.
     """
 
     def __init__(
