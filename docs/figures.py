@@ -26,7 +26,7 @@ def main() -> None:
     """Measure everything, draw it, and put the numbers into the pages."""
     # small matrices: more threads would only wait for each other
     torch.set_num_threads(1)
-    for measure in (plans, speed_not_softness, rates, iterations, annealing):
+    for measure in (plans, speed_not_softness, rates, iterations, annealing, rowwise):
         measure()
         print(f"done: {measure.__name__}")
 
@@ -44,6 +44,20 @@ def plans() -> None:
         "hard": bistoch.hard_plan(query, key),
     }
     save(draw_plans(drawn), "plans")
+
+
+def rowwise() -> None:
+    """What other row-wise normalisers make of the tokens of the README's picture."""
+    query, key = planted_tokens(14, sink=3.0, generator=seeded(0))
+    drawn = {
+        "softmax": bistoch.softmax_plan(query, key),
+        "sink(logit=2)": bistoch.sink_plan(query, key, logit=2.0),
+        "sigmoid": bistoch.sigmoid_plan(query, key),
+        "softpick": bistoch.softpick_plan(query, key),
+        "entmax": bistoch.entmax_plan(query, key),
+        "sparsemax": bistoch.sparsemax_plan(query, key),
+    }
+    save(draw_plans(drawn), "rowwise")
 
 
 def speed_not_softness() -> None:

@@ -15,8 +15,8 @@ from bistoch.cli.operators import SHOWN
 SOURCE = Path(bistoch.__file__).parent
 
 
-def run(*words):
-    return CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"}).invoke(app, list(words))
+def run(*words, columns=100):
+    return CliRunner(env={"COLUMNS": str(columns), "NO_COLOR": "1"}).invoke(app, list(words))
 
 
 def test_version():
@@ -59,13 +59,24 @@ def test_list_shows_every_row():
             assert f"{option}={default!r}" in result.stdout
 
 
+def test_list_fits_a_small_terminal():
+    lines = run("list", columns=80).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    # nothing was cut off, and every name has its promises beside it
+    assert not any("\N{HORIZONTAL ELLIPSIS}" in line for line in lines)
+    heads = next(line.split() for line in lines if line.startswith(" operator"))
+    for name in bistoch.OPERATORS:
+        (row,) = (line for line in lines if line.startswith(f" {name} "))
+        assert len(row.replace("in the limit", "limit").split()) == len(heads)
+
+
 def test_list_as_json_is_the_table():
     rows = {row["name"]: row for row in json.loads(run("list", "--json").stdout)}
     assert list(rows) == list(bistoch.OPERATORS)
     for name, row in bistoch.OPERATORS.items():
         assert rows[name]["options"] == row.options()
         assert rows[name]["backends"] == list(row.backends)
-        for promise in ("rows_exact", "columns", "differentiable", "causal", "order_free"):
+        for promise in ("rows_exact", "columns", "differentiable", "causal", "family", "longest"):
             assert rows[name][promise] == getattr(row, promise)
 
 

@@ -36,13 +36,31 @@ def test_every_operator_has_a_page_and_a_row(operator):
     assert f"(operators/{operator}.md)" in index
 
 
-def test_the_table_of_the_readme_says_what_the_code_promises():
+def families(text, heading):
+    """The text under the heading of each family, up to the heading of the next."""
+    names = dict.fromkeys(row.family for row in bistoch.OPERATORS.values())
+    starts = {name: text.index(heading.format(name.capitalize())) for name in names}
+    for name, start in starts.items():
+        end = min((other for other in starts.values() if other > start), default=len(text))
+        yield name, text[start:end]
+
+
+def test_the_tables_of_the_readme_say_what_the_code_promises():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|", readme, re.MULTILINE)
-    assert [row[0] for row in rows] == list(bistoch.OPERATORS)
-    for operator, _, gradient, causal in rows:
-        assert (gradient == "yes") == bistoch.OPERATORS[operator].differentiable
-        assert (causal == "yes") == bistoch.OPERATORS[operator].causal
+    for family, table in families(readme, "**{}**:"):
+        rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|", table, re.MULTILINE)
+        members = [name for name, row in bistoch.OPERATORS.items() if row.family == family]
+        assert [row[0] for row in rows] == members
+        for operator, _, gradient, causal in rows:
+            assert (gradient == "yes") == bistoch.OPERATORS[operator].differentiable
+            assert (causal == "yes") == bistoch.OPERATORS[operator].causal
+
+
+def test_the_map_groups_the_operators_as_the_table_does():
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    for family, table in families(index, "*{}*:"):
+        linked = re.findall(r"^\| \[(\w+)\]\(operators/", table, re.MULTILINE)
+        assert linked == [name for name, row in bistoch.OPERATORS.items() if row.family == family]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

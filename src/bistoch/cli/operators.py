@@ -20,7 +20,13 @@ SHOWN = (
     "sinkhorn",
     "hard",
 )
-COLUMNS = {"free": "free", "elastic": "pulled", "limit": "equal in the limit", "exact": "equal"}
+COLUMNS = {"free": "free", "elastic": "pulled", "limit": "in the limit", "exact": "equal"}
+# the parts of the table, from above
+FAMILIES = {
+    "balanced": "first part; rows and columns are weighed against each other",
+    "structured": "second part; plans with a form of their own",
+    "row-wise": "third part; every row for itself",
+}
 
 
 def list_operators(
@@ -37,36 +43,26 @@ def list_operators(
     from rich import box
     from rich.table import Table
 
-    promises = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in (
-        "operator",
-        "rows",
-        "columns",
-        "gradient",
-        "causal",
-        "order-free",
-        "n = m",
-        "masks",
-    ):
+    # names and promises fit a terminal of 80 columns; only options may need a second line
+    promises = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    heads = ("operator", "rows", "columns", "gradient", "causal", "order", "shape", "masks")
+    for head in heads:
         promises.add_column(head, no_wrap=True)
     details = Table.grid(padding=(0, 2, 0, 0))
-    for operator in OPERATORS.values():
-        facts = (
-            operator.differentiable, operator.causal, operator.order_free, operator.square,
-        )  # fmt: skip
-        promises.add_row(
-            f"[bold]{operator.name}[/bold]",
-            "one" if operator.rows_exact else "near one",
-            COLUMNS[operator.columns],
-            *("yes" if fact else "no" for fact in facts),
-            operator.masks,
-        )
-        options = ", ".join(f"{name}={value!r}" for name, value in operator.options().items())
-        details.add_row(f"[bold]{operator.name}[/bold]", f"({options})")
-        details.add_row("", f"{operator.source}; computed by {' or '.join(operator.backends)}")
+    for family in FAMILIES:
+        members = [row for row in OPERATORS.values() if row.family == family]
+        promises.add_section()
+        for operator in members:
+            promises.add_row(f"[bold]{operator.name}[/bold]", *_promises(operator))
+            options = ", ".join(f"{name}={value!r}" for name, value in operator.options().items())
+            details.add_row(f"[bold]{operator.name}[/bold]", f"({options})")
+            by = " or ".join(operator.backends)
+            details.add_row("", f"{operator.source}; computed by {by}")
     console = Console(highlight=False)
     console.print(promises)
-    console.print("Options with their defaults, source and backends:\n")
+    for family, meaning in FAMILIES.items():
+        console.print(f"{family}: {meaning}")
+    console.print("\nOptions with their defaults, source and backends:\n")
     console.print(details)
 
 
@@ -123,9 +119,23 @@ def _plan(text: str, query: Any, key: Any, eps: float | None) -> Any:
     return operator.plan(query, key, **options)
 
 
+def _promises(operator: "Operator") -> tuple[str, ...]:
+    """What an operator promises, in words short enough for one line."""
+    return (
+        "one" if operator.rows_exact else "free",
+        COLUMNS[operator.columns],
+        "none" if not operator.differentiable else "weight" if operator.static else "exact",
+        "yes" if operator.causal else "no",
+        "any" if operator.order_free else "fixed",
+        "square" if operator.square else "any",
+        operator.masks,
+    )
+
+
 def _describe(operator: "Operator") -> dict[str, Any]:
     return {
         "name": operator.name,
+        "family": operator.family,
         "rows_exact": operator.rows_exact,
         "nonnegative": operator.nonnegative,
         "columns": operator.columns,
@@ -134,6 +144,8 @@ def _describe(operator: "Operator") -> dict[str, Any]:
         "order_free": operator.order_free,
         "square": operator.square,
         "masks": operator.masks,
+        "static": operator.static,
+        "longest": operator.longest,
         "backends": list(operator.backends),
         "options": operator.options(),
         "source": operator.source,

@@ -24,9 +24,26 @@ from bistoch.functional.elastic import (
 from bistoch.functional.elastic import elastic_potentials as elastic_potentials
 from bistoch.functional.gumbel import gumbel_balance as gumbel_balance
 from bistoch.functional.hard import hard_attention, hard_plan
+from bistoch.functional.mixing import mixing_attention, mixing_plan
 from bistoch.functional.orthogonal import orthogonal_attention, orthogonal_plan
 from bistoch.functional.quantum import quantum_attention, quantum_plan
+from bistoch.functional.rowwise import (
+    entmax_attention,
+    entmax_plan,
+    normsoftmax_attention,
+    normsoftmax_plan,
+    sigmoid_attention,
+    sigmoid_plan,
+    softpick_attention,
+    softpick_plan,
+    sparsemax_attention,
+    sparsemax_plan,
+)
+from bistoch.functional.sink import sink_attention, sink_plan
 from bistoch.functional.softmax import softmax_attention, softmax_plan
+from bistoch.functional.wasserstein import Gaussian as Gaussian
+from bistoch.functional.wasserstein import wasserstein_attention, wasserstein_plan
+from bistoch.functional.wasserstein import wasserstein_moments as wasserstein_moments
 
 OPERATORS = MappingProxyType({
     "softmax": Operator(
@@ -40,6 +57,7 @@ OPERATORS = MappingProxyType({
         causal=True,
         order_free=True,
         source="Vaswani et al. 2017",
+        family="row-wise",
     ),
     "elastic": Operator(
         name="elastic",
@@ -52,6 +70,7 @@ OPERATORS = MappingProxyType({
         causal=False,
         order_free=True,
         source="Chizat et al. 2016, as attention",
+        family="balanced",
     ),
     "sinkhorn": Operator(
         name="sinkhorn",
@@ -64,6 +83,7 @@ OPERATORS = MappingProxyType({
         causal=False,
         order_free=True,
         source="Sander et al. 2022",
+        family="balanced",
     ),
     "anneal": Operator(
         name="anneal",
@@ -76,6 +96,7 @@ OPERATORS = MappingProxyType({
         causal=False,
         order_free=True,
         source="Chizat 2024",
+        family="balanced",
     ),
     "hard": Operator(
         name="hard",
@@ -88,6 +109,8 @@ OPERATORS = MappingProxyType({
         causal=False,
         order_free=True,
         source="Kuhn 1955, through scipy",
+        family="balanced",
+        longest=2048,
     ),
     "orthogonal": Operator(
         name="orthogonal",
@@ -100,8 +123,10 @@ OPERATORS = MappingProxyType({
         causal=False,
         order_free=False,
         source="Born et al. 2025",
+        family="balanced",
         square=True,
         masks="padding",
+        longest=1024,
     ),
     "quantum": Operator(
         name="quantum",
@@ -114,7 +139,114 @@ OPERATORS = MappingProxyType({
         causal=False,
         order_free=False,
         source="Born et al. 2025",
+        family="balanced",
         square=True,
         masks="padding",
+        longest=64,
+    ),
+    "wasserstein": Operator(
+        name="wasserstein",
+        attention=wasserstein_attention,
+        plan=wasserstein_plan,
+        backends=ELASTIC_BACKENDS,
+        rows_exact=True,
+        columns="elastic",
+        differentiable=True,
+        causal=False,
+        order_free=True,
+        source="Fan et al. 2022, Erick et al. 2023",
+        family="balanced",
+    ),
+    "mixing": Operator(
+        name="mixing",
+        attention=mixing_attention,
+        plan=mixing_plan,
+        backends=ELASTIC_BACKENDS,
+        rows_exact=True,
+        columns="elastic",
+        differentiable=True,
+        causal=True,
+        order_free=False,
+        source="Yue et al. 2025, OLinear",
+        family="structured",
+        static=True,
+    ),
+    "sink": Operator(
+        name="sink",
+        attention=sink_attention,
+        plan=sink_plan,
+        backends=ELASTIC_BACKENDS,
+        rows_exact=False,
+        columns="free",
+        differentiable=True,
+        causal=True,
+        order_free=True,
+        source="Agarwal et al. 2025, gpt-oss",
+        family="row-wise",
+    ),
+    "sigmoid": Operator(
+        name="sigmoid",
+        attention=sigmoid_attention,
+        plan=sigmoid_plan,
+        backends=("torch",),
+        rows_exact=False,
+        columns="free",
+        differentiable=True,
+        causal=True,
+        order_free=True,
+        source="Ramapuram et al. 2024",
+        family="row-wise",
+    ),
+    "softpick": Operator(
+        name="softpick",
+        attention=softpick_attention,
+        plan=softpick_plan,
+        backends=("torch",),
+        rows_exact=False,
+        columns="free",
+        differentiable=True,
+        causal=True,
+        order_free=True,
+        source="Zuhri et al. 2025",
+        family="row-wise",
+    ),
+    "sparsemax": Operator(
+        name="sparsemax",
+        attention=sparsemax_attention,
+        plan=sparsemax_plan,
+        backends=("torch",),
+        rows_exact=True,
+        columns="free",
+        differentiable=True,
+        causal=True,
+        order_free=True,
+        source="Martins, Astudillo 2016",
+        family="row-wise",
+    ),
+    "entmax": Operator(
+        name="entmax",
+        attention=entmax_attention,
+        plan=entmax_plan,
+        backends=("torch",),
+        rows_exact=True,
+        columns="free",
+        differentiable=True,
+        causal=True,
+        order_free=True,
+        source="Peters et al. 2019",
+        family="row-wise",
+    ),
+    "normsoftmax": Operator(
+        name="normsoftmax",
+        attention=normsoftmax_attention,
+        plan=normsoftmax_plan,
+        backends=("torch",),
+        rows_exact=True,
+        columns="free",
+        differentiable=True,
+        causal=True,
+        order_free=True,
+        source="Jiang et al. 2023",
+        family="row-wise",
     ),
 })  # fmt: skip

@@ -153,6 +153,37 @@ def refuse_pairs(operator: str, mask: Mask | None) -> None:
         )
 
 
+def check_variance(operator: str, name: str, variance: Tensor, tokens: Tensor) -> None:
+    """Check the variances of Gaussian tokens: one for each feature, none of them negative."""
+    check_floating(operator, name, variance, axes="(*b, length, features)", rank=2)
+    of = name.removesuffix("_variance")
+    _check_broadcast(operator, name, variance, tokens.shape, f"the shape of {of},")
+    _check_device(operator, name, variance, tokens.device)
+    if _values_are_at_hand(variance) and not bool(((variance >= 0) & variance.isfinite()).all()):
+        raise ValueError(
+            f"{operator}: {name} must be finite and not negative, but its smallest entry is "
+            f"{variance.min().item():g}; make it positive, for example with elu(x) + 1"
+        )
+
+
+def check_weight(operator: str, weight: Tensor, shape: Sequence[int], device: torch.device) -> None:
+    """Check a learned matrix with one row per query and one column per key."""
+    check_floating(operator, "weight", weight, axes="(*b, n, m)", rank=2)
+    if tuple(weight.shape[-2:]) != tuple(shape[-2:]):
+        raise ValueError(
+            f"{operator}: weight must have one row per query and one column per key, "
+            f"{tuple(shape[-2:])}, but its shape is {tuple(weight.shape)}; a static plan is made "
+            "for one number of tokens: pad the tokens, or learn a weight for this number"
+        )
+    _check_broadcast(operator, "weight", weight, shape, "(*b, n, m) =")
+    _check_device(operator, "weight", weight, device)
+
+
+def check_logit(operator: str, name: str, logit: Option, batch: Sequence[int]) -> None:
+    """Check a number that is added beside or to the scores, perhaps one per head."""
+    _check_option(operator, name, logit, batch, "finite", _finite)
+
+
 def check_lam(operator: str, lam: Option, batch: Sequence[int]) -> None:
     """Check the elasticity."""
     _check_option(
@@ -285,6 +316,10 @@ def _step(x):
 
 def _positive(x):
     return (x > 0) & (x < math.inf)
+
+
+def _finite(x):
+    return (x > -math.inf) & (x < math.inf)
 
 
 def _check_broadcast(operator, name, tensor, shape, meaning) -> None:

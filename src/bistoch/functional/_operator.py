@@ -9,9 +9,10 @@ from typing import Any, Literal
 from torch import Tensor
 
 # what a call brings, as opposed to what an operator is set up with
-CALL_ARGUMENTS = frozenset(
-    {"query", "key", "value", "mask", "query_mask", "key_mask", "column_mass", "generator"}
-)
+CALL_ARGUMENTS = frozenset({
+    "query", "key", "value", "query_variance", "key_variance", "mask", "query_mask", "key_mask",
+    "column_mass", "generator",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,11 @@ class Operator:
     * causal: a causal mask hides the future, because no row depends on a later one;
     * order_free: permuting keys with values, or queries with results, changes nothing else;
     * square: there must be as many queries as keys;
-    * masks: what may be hidden: "any" pair, only whole tokens ("padding"), or nothing ("none").
+    * masks: what may be hidden: "any" pair, only whole tokens ("padding"), or nothing ("none");
+    * static: the plan depends on positions alone, not on what the tokens say.
+
+    Two more facts: `family` is the heading it stands under in tables, and `longest` the number of
+    tokens beyond which its work runs away (exponentially, say), None if it never does.
     """
 
     name: str
@@ -44,6 +49,9 @@ class Operator:
     nonnegative: bool = True
     square: bool = False
     masks: Literal["any", "padding", "none"] = "any"
+    static: bool = False
+    family: Literal["balanced", "structured", "row-wise"] = "structured"
+    longest: int | None = None
 
     def options(self) -> dict[str, Any]:
         """The options of this operator with their defaults.

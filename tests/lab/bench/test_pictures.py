@@ -1,6 +1,7 @@
 """The picture shows what was measured, and a number needs both a proof and a time to be in it."""
 
 import io
+from dataclasses import replace
 
 from PIL import Image
 
@@ -49,3 +50,11 @@ def test_a_refused_contender_is_not_drawn():
 
 def test_nothing_measured_is_an_empty_picture():
     assert len(draw_bench([]).axes) == 2
+
+
+def test_twenty_contenders_can_be_told_apart():
+    some = list(cells())[:2]
+    many = [replace(cell, contender=f"operator {i}") for i in range(20) for cell in some]
+    lines = draw_bench(many).axes[0].get_lines()
+    looks = {(x.get_color(), str(x._dash_pattern), x.get_marker()) for x in lines}
+    assert len(looks) == 20

@@ -103,7 +103,7 @@ def elastic_attention(
     Reference: Chizat, Peyre, Schmitzer, Vialard, Scaling algorithms for unbalanced transport, 2016.
     """
     options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
-    return _attend("elastic_attention", query, key, value, options, backend)
+    return attend("elastic_attention", query, key, value, options, backend)
 
 
 def elastic_plan(
@@ -135,7 +135,7 @@ def elastic_plan(
     [True, True]
     """
     options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
-    return _plan("elastic_plan", query, key, options, backend)
+    return make_plan("elastic_plan", query, key, options, backend)
 
 
 def elastic_potentials(
@@ -171,7 +171,7 @@ def elastic_potentials(
     options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
     batch = _inputs.check_tokens(operator, query, key)
     problem = pose(operator, batch, query, key, options)
-    found = _solve(operator, problem, no_values(problem), backend)
+    found = solve(operator, problem, no_values(problem), backend)
     return Potentials(
         row=found.row.reshape(*batch, query.shape[-2]),
         column=found.column.reshape(*batch, key.shape[-2]),
@@ -212,7 +212,7 @@ def sinkhorn_attention(
     Reference: Sander, Ablin, Blondel, Peyre, Sinkformers, AISTATS 2022.
     """
     options = Options(1.0, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
-    return _attend("sinkhorn_attention", query, key, value, options, backend)
+    return attend("sinkhorn_attention", query, key, value, options, backend)
 
 
 def sinkhorn_plan(
@@ -240,7 +240,7 @@ def sinkhorn_plan(
     True
     """
     options = Options(1.0, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
-    return _plan("sinkhorn_plan", query, key, options, backend)
+    return make_plan("sinkhorn_plan", query, key, options, backend)
 
 
 def balance(
@@ -293,29 +293,31 @@ def balance(
     return _dense(operator, problem, batch, chosen).to(scores.dtype)
 
 
-def _attend(
+def attend(
     operator: str, query: Tensor, key: Tensor, value: Tensor, options: Options, backend: str
 ) -> Tensor:
+    """Check, pose, solve: the result of a member of the family that calls itself `operator`."""
     batch = _inputs.check_tokens(operator, query, key, value)
     problem = pose(operator, batch, query, key, options)
-    output = _solve(operator, problem, flatten(value, batch), backend).output
+    output = solve(operator, problem, flatten(value, batch), backend).output
     return output.reshape(*batch, *output.shape[1:]).to(query.dtype)
 
 
-def _plan(operator: str, query: Tensor, key: Tensor, options: Options, backend: str) -> Tensor:
+def make_plan(operator: str, query: Tensor, key: Tensor, options: Options, backend: str) -> Tensor:
+    """The plan of a member of the family that calls itself `operator`."""
     batch = _inputs.check_tokens(operator, query, key)
     problem = pose(operator, batch, query, key, options)
     return _dense(operator, problem, batch, backend).to(query.dtype)
 
 
 def _dense(operator: str, problem: Problem, batch: torch.Size, backend: str) -> Tensor:
-    found = _solve(operator, problem, no_values(problem), backend)
+    found = solve(operator, problem, no_values(problem), backend)
     with full_precision(problem.query.device):
         plan = row_softmax(dense_scores(problem) + found.column[:, None, :])
     return plan.reshape(*batch, *plan.shape[1:])
 
 
-def _solve(operator: str, problem: Problem, value: Tensor, backend: str) -> Solution:
+def solve(operator: str, problem: Problem, value: Tensor, backend: str) -> Solution:
     """Hand a problem to its backend; say so if a wanted tolerance was not reached."""
     chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem))
     with full_precision(problem.query.device):

@@ -52,6 +52,7 @@ class Contender:
 
     `package` is the library it needs, which then runs in a process of its own. `efforts` multiplies
     the iterations of one that takes other steps to the limit: the first that suffices is timed.
+    `longest` is the number of tokens beyond which nobody should wait for it.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Contender:
     has_gradient: bool = True
     any_lam: bool = True
     efforts: tuple[int, ...] = (1,)
+    longest: int | None = None
 
     @property
     def dense(self) -> bool:
@@ -90,7 +92,9 @@ def torch_calls(function: Callable[..., Tensor], task: Task) -> Calls:
 
     def train() -> tuple[Tensor, ...]:
         output = function(*leaves)
-        return output.detach(), *torch.autograd.grad(output, leaves, task.cotangent)
+        # a plan may be made of positions alone: its queries and keys then have the gradient zero
+        grads = torch.autograd.grad(output, leaves, task.cotangent, materialize_grads=True)
+        return output.detach(), *grads
 
     return Calls(forward, train, lambda result: result)
 
@@ -132,7 +136,10 @@ def operator_contenders() -> dict[str, Contender]:
     rows = [Contender(SDPA, _prepare_sdpa, "softmax")]
     for name, operator in OPERATORS.items():
         rows.append(
-            Contender(name, _operator(name), f"{name} plan", has_gradient=operator.differentiable)
+            Contender(
+                name, _operator(name), f"{name} plan", has_gradient=operator.differentiable,
+                longest=operator.longest,
+            )
         )  # fmt: skip
     return {row.name: row for row in rows}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from bistoch.functional import BackendUnavailableError
-from bistoch.lab.bench.answers import Answers, Verdict, judge
+from bistoch.lab.bench.answers import PLAN, Answers, Verdict, judge, proof_bytes
 from bistoch.lab.bench.cases import Case, Direction, Setting
 from bistoch.lab.bench.contenders import Calls, Contender, Task
 from bistoch.lab.bench.machine import Neighbours
@@ -168,13 +168,20 @@ def measure(
 def refusal(case: Case, direction: Direction, entry: Entry) -> str | None:
     """Why an entry cannot run a case, or None."""
     contender, setting = entry
+    if contender.longest is not None and case.n > contender.longest:
+        return f"its work runs away beyond {contender.longest} tokens, says the table of operators"
     if direction != "forward" and not contender.has_gradient:
         return "no gradient through the plan"
     if setting.lam != 1 and not contender.any_lam:
         return "balances fully only (lam = 1)"
+    room = MEMORY_SHARE * total_memory()
     need = 4 * case.problems * case.n**2 * contender.matrices(direction, setting.iters)
-    if need > MEMORY_SHARE * total_memory():
+    if need > room:
         return f"would need about {need / 2**30:.0f} GiB"
+    if contender.truth.endswith(PLAN):
+        need = proof_bytes(case, contender.truth, setting, direction)
+        if need > room:
+            return f"its plan in float64, to prove it by, would need about {need / 2**30:.0f} GiB"
     return None
 
 

@@ -30,6 +30,7 @@ from bistoch.lab.bench.peers import PACKAGES, missing_packages, peer_contenders
 SIZES = (64, 256, 1024, 2048, 4096, 8192, 16384)
 QUICK_SIZES, OPERATOR_SIZES = (256, 1024), (64, 256, 1024)
 SETTINGS = (Setting(1.0, 10), Setting(0.5, 5))
+SCOUT = OPERATOR_SIZES[0]
 # beyond this length one head by default, and nobody who keeps whole matrices
 LONG = 8192
 PACE = Pace(rounds=7, sample=0.05, limit=20.0, budget=30.0, never=80.0)
@@ -73,7 +74,11 @@ class Options:
     def sizes(self) -> tuple[int, ...]:
         """The lengths, from short to long: what is too slow at one is not tried at the next."""
         usual = OPERATOR_SIZES if self.operators else SIZES
-        return tuple(sorted(set(self.n))) or (QUICK_SIZES if self.quick else usual)
+        sizes = tuple(sorted(set(self.n))) or (QUICK_SIZES if self.quick else usual)
+        if self.operators and sizes[0] > SCOUT:
+            # nothing is known of what an operator takes: a short sequence foretells the long ones
+            return (SCOUT, *sizes)
+        return sizes
 
     @property
     def settings(self) -> tuple[Setting, ...]:

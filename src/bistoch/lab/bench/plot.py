@@ -85,17 +85,26 @@ def _styles(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
         family = next((known for known in FAMILIES if cell.contender.startswith(known)), None)
         if family is None:
             family = cell.contender
+            # more contenders than colours: the next lap through them has other dashes and marks
+            seen.setdefault(family, len(colours) // len(SPARE) - 1)
             colours.setdefault(family, SPARE[len(colours) % len(SPARE)])
         turn = seen[family] = seen.get(family, -1) + 1
         ours = cell.package is None and family != "dense"
         styles[name] = {
             "color": FAMILIES.get(family) or colours[family],
             "linewidth": 2.0 if ours else 1.3,
-            "linestyle": "-" if ours else DASHES[turn % len(DASHES)],
+            "linestyle": _dashes(turn, ours, family in colours),
             "marker": (FILLED if ours else SMALL)[turn % 4],
             "markersize": 5.5 if ours else 4,
         }
     return styles
+
+
+def _dashes(turn: int, ours: bool, numbered: bool) -> Any:
+    """Full lines for us, and dashes for a lap of colours that has to be told from the first."""
+    if ours and (turn == 0 or not numbered):
+        return "-"
+    return DASHES[(turn - 1 if ours else turn) % len(DASHES)]
 
 
 def _line(

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from bistoch.lab.bench.answers import TOLERANCE, Answers
 from bistoch.lab.bench.cases import SCORES
+from bistoch.lab.bench.growth import exponent
 from bistoch.lab.bench.machine import (
     busy_warning,
     describe_machine,
@@ -153,7 +154,10 @@ def _hopeless(group: Group, entry: Entry, options: Options, store: Store) -> Cel
         return None
     nearest = max(known, key=lambda other: other.shape[-2])
     growth = entries_ratio(nearest.shape, cell.shape)
-    if (nearest.seconds or 0) * growth > options.pace.never:
+    # some grow faster than their plans: two sizes show it
+    power = exponent([(other.shape[-2], other.seconds) for other in known]) or 0
+    longer = max(growth, (cell.shape[-2] / nearest.shape[-2]) ** power)
+    if (nearest.seconds or 0) * longer > options.pace.never:
         cell.status, cell.reason = "skipped", "too slow: a shorter sequence says so"
         return cell
     # what an operator keeps is not known beforehand, as it is for the others

@@ -1,0 +1,146 @@
+"""Operators that own what they learn beside the tokens: a sink per head, a matrix of weights."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bistoch.functional import OPERATORS, _inputs
+from bistoch.functional._inputs import Option
+from bistoch.nn.operators import OperatorModule
+
+
+class Sink(OperatorModule):
+    """Softmax beside a sink whose logit may be learned per head.
+
+    Args:
+        logit: score of the sink; with `learn="head"` the value to start from. 0 is "softmax plus
+            one".
+        eps, scale, backend: as for `bistoch.sink_attention`.
+        learn: "none", or "head" for a parameter `logit` with one entry per head.
+        heads: how many heads there are, for `learn="head"`; tokens are then (..., heads, n, d).
+
+    >>> import torch
+    >>> sink = Sink(learn="head", heads=8)
+    >>> sink
+    sink(learn='head', heads=8)
+    >>> q, k, v = torch.randn(3, 2, 8, 5, 4).unbind()
+    >>> sink(q, k, v).shape, sink.logit.shape
+    (torch.Size([2, 8, 5, 4]), torch.Size([8]))
+    """
+
+    logit: float | Tensor
+
+    def __init__(
+        self,
+        logit: Option = 0.0,
+        eps: Option = 1.0,
+        scale: float | None = None,
+        backend: str = "auto",
+        learn: Literal["none", "head"] = "none",
+        heads: int | None = None,
+    ) -> None:
+        _inputs.check_choice("Sink", "learn", learn, ("none", "head"))
+        if learn == "head":
+            check_heads("Sink", "learn='head'", heads)
+            _inputs.check_logit("Sink", "logit", logit, (heads or 1,))
+            logit = nn.Parameter(torch.ones(heads or 1) * logit)
+        super().__init__(
+            OPERATORS["sink"], logit=logit, eps=eps, scale=scale, backend=backend
+        )  # fmt: skip
+        self.learn = learn
+        self.heads = heads if learn == "head" else None
+
+    def _written(self) -> dict[str, Any]:
+        written = super()._written()
+        if self.learn == "head":
+            # a learned logit is shown by the words that make it
+            del written["logit"]
+            written |= {"learn": self.learn, "heads": self.heads}
+        return written
+
+
+class Mixing(OperatorModule):
+    """Mixing by a learned matrix that does not look at the tokens: the NormLin of OLinear.
+
+        P = rows of softplus(weight), each divided by its sum; balanced as far as lam says
+
+    Called with queries and keys like every operator, of which it uses only the number. In a layer
+    of its own it needs no projections of them: `mixing(x, x, value(x))`.
+
+    Args:
+        size: how many queries; None owns no weight and keeps the fixed one of `mixing_plan`.
+        keys: how many keys, by default as many.
+        lam, iters, tol, backend: as for `bistoch.mixing_attention`.
+        each_head: whether every head learns a matrix of its own.
+        heads: how many heads there are, for `each_head`; tokens are then (..., heads, n, d).
+        generator: where the first weight, I + N(0, 1), comes from.
+
+    >>> import torch
+    >>> mixing = Mixing(size=5, lam=1.0)
+    >>> mixing
+    mixing(size=5, lam=1.0)
+    >>> x = torch.randn(2, 5, 4)
+    >>> mixing(x, x, x).shape, mixing.weight.shape
+    (torch.Size([2, 5, 4]), torch.Size([5, 5]))
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        size: int | None = None,
+        keys: int | None = None,
+        lam: Option = 0.0,
+        iters: int = 10,
+        tol: float | None = None,
+        backend: str = "auto",
+        each_head: bool = False,
+        heads: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        weight = None
+        for name, count in (("size", size), ("keys", keys)):
+            if count is not None:
+                _inputs.check_count("Mixing", name, count, least=1)
+        if each_head:
+            check_heads("Mixing", "each_head=True", heads)
+        if size is None and (keys is not None or each_head):
+            raise ValueError(
+                "Mixing: keys and each_head describe a weight, but without size there is none; "
+                "write for example Mixing(size=96)"
+            )
+        if size is not None:
+            each = (heads or 1,) if each_head else ()
+            weight = nn.Parameter(torch.empty(*each, size, size if keys is None else keys))
+        super().__init__(
+            OPERATORS["mixing"], weight=weight, lam=lam, iters=iters, tol=tol, backend=backend
+        )
+        self.size, self.keys, self.each_head = size, keys, each_head
+        self.heads = heads if each_head else None
+        self.reset_parameters(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Start anew from I + N(0, 1), the published beginning."""
+        if self.weight is not None:
+            self.weight.normal_(generator=generator)
+            self.weight += torch.eye(*self.weight.shape[-2:]).to(self.weight)
+
+    def _written(self) -> dict[str, Any]:
+        # the weight is shown by the words that make it
+        made = {"size": self.size, "keys": self.keys}
+        made = {name: count for name, count in made.items() if count is not None}
+        written = {k: v for k, v in super()._written().items() if k != "weight"}
+        each = {"each_head": True, "heads": self.heads} if self.each_head else {}
+        return made | written | each
+
+
+def check_heads(layer: str, word: str, heads: int | None) -> None:
+    """Check that whoever learns something per head knows how many there are."""
+    if heads is None:
+        raise ValueError(
+            f"{layer}: {word} needs heads, the number of heads; "
+            f"write for example {layer}({word}, heads=8)"
+        )
+    _inputs.check_count(layer, "heads", heads, least=1)
