@@ -21,6 +21,8 @@ from bistoch.functional import hard_attention as hard_attention
 from bistoch.functional import hard_plan as hard_plan
 from bistoch.functional import sinkhorn_attention as sinkhorn_attention
 from bistoch.functional import sinkhorn_plan as sinkhorn_plan
+from bistoch.functional import sliced_attention as sliced_attention
+from bistoch.functional import sliced_plan as sliced_plan
 from bistoch.functional import softmax_attention as softmax_attention
 from bistoch.functional import softmax_plan as softmax_plan
 

@@ -24,6 +24,7 @@ from bistoch.functional.elastic import (
 from bistoch.functional.elastic import elastic_potentials as elastic_potentials
 from bistoch.functional.gumbel import gumbel_balance as gumbel_balance
 from bistoch.functional.hard import hard_attention, hard_plan
+from bistoch.functional.sliced import sliced_attention, sliced_plan
 from bistoch.functional.softmax import softmax_attention, softmax_plan
 
 OPERATORS = MappingProxyType({
@@ -86,5 +87,18 @@ OPERATORS = MappingProxyType({
         causal=False,
         order_free=True,
         source="Kuhn 1955, through scipy",
+    ),
+    "sliced": Operator(
+        name="sliced",
+        attention=sliced_attention,
+        plan=sliced_plan,
+        backends=("torch",),
+        rows_exact=True,
+        columns="exact",
+        differentiable=True,
+        causal=False,
+        order_free=True,
+        source="Shahbazi et al. 2025",
+        masks="padding",
     ),
 })  # fmt: skip

@@ -167,6 +167,48 @@ def check_tol(operator: str, tol: float | None) -> None:
         )
 
 
+def refuse_pairs(operator: str, mask: Mask | None, reason: str) -> None:
+    """Refuse a mask over pairs, in an operator that can only leave out whole tokens."""
+    if mask is not None:
+        raise NotImplementedError(
+            f"{operator}: mask must be None, since {reason}; leave out whole tokens with "
+            "query_mask and key_mask, or use elastic_attention"
+        )
+
+
+def check_blur(operator: str, eps: Option, batch: Sequence[int]) -> None:
+    """Check the temperature of a sort, where the number zero is the sort itself."""
+    if isinstance(eps, Tensor):
+        wanted = "positive and finite; for a hard sort pass the number eps=0.0"
+        _check_option(operator, "eps", eps, batch, wanted, _positive)
+    else:
+        wanted = "zero, for a hard sort, or positive and finite"
+        _check_option(operator, "eps", eps, batch, wanted, _not_negative)
+
+
+def check_tau(operator: str, tau: Option, batch: Sequence[int]) -> None:
+    """Check how strongly cheap slices are preferred."""
+    wanted = "zero, for equal weights, or positive and finite"
+    _check_option(operator, "tau", tau, batch, wanted, _not_negative)
+
+
+def check_vectors(
+    operator: str, name: str, vectors: Tensor, query: Tensor, batch: Sequence[int]
+) -> None:
+    """Check directions, pivots and their like: at least one vector, as wide as a query."""
+    check_floating(operator, name, vectors, axes="(*b, count, features)", rank=2)
+    _check_device(operator, name, vectors, query.device)
+    count, features = vectors.shape[-2:]
+    if features != query.shape[-1] or count == 0:
+        raise ValueError(
+            f"{operator}: {name} must be at least one vector with as many features as a query, "
+            f"{query.shape[-1]}, but there are {count} with {features}; "
+            f"give {name} the shape (*b, count, {query.shape[-1]})"
+        )
+    shape = (*batch, count, features)
+    _check_broadcast(operator, name, vectors, shape, "(*b, count, features) =")
+
+
 def check_choice(operator: str, name: str, value: str, choices: Sequence[str]) -> None:
     """Check a word against the words that are known."""
     if value not in choices:
@@ -200,6 +242,10 @@ def _unit(x):
 
 def _step(x):
     return (x > 0) & (x < 2)
+
+
+def _not_negative(x):
+    return (x >= 0) & (x < math.inf)
 
 
 def _positive(x):

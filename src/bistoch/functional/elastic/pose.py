@@ -61,9 +61,9 @@ def pose(operator: str, batch: torch.Size, query: Tensor, key: Tensor, options: 
         mask_index=mask_index,
         query_mask=query_mask,
         key_mask=key_mask,
-        sharpness=_per_problem(scale / options.eps, batch, query),
-        lam=_per_problem(options.lam, batch, query),
-        omega=_per_problem(options.omega, batch, query),
+        sharpness=per_problem(scale / options.eps, batch, query),
+        lam=per_problem(options.lam, batch, query),
+        omega=per_problem(options.omega, batch, query),
         log_mass=_log_mass(options.column_mass, batch, query, key, query_mask, key_mask),
         iters=options.iters,
         tol=options.tol,
@@ -99,7 +99,8 @@ def _share_mask(
     return mask, index.expand(batch).reshape(-1)
 
 
-def _per_problem(option: Option, batch: torch.Size, like: Tensor) -> Float[Tensor, "B"]:
+def per_problem(option: Option, batch: torch.Size, like: Tensor) -> Float[Tensor, "B"]:
+    """A number, or a tensor over the leading axes, as one number for each problem."""
     if isinstance(option, Tensor):
         return option.to(like).expand(batch).reshape(-1)
     return like.new_full((len(like),), option)
