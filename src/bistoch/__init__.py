@@ -19,6 +19,8 @@ from bistoch.functional import elastic_potentials as elastic_potentials
 from bistoch.functional import gumbel_balance as gumbel_balance
 from bistoch.functional import hard_attention as hard_attention
 from bistoch.functional import hard_plan as hard_plan
+from bistoch.functional import lowrank_attention as lowrank_attention
+from bistoch.functional import lowrank_plan as lowrank_plan
 from bistoch.functional import sinkhorn_attention as sinkhorn_attention
 from bistoch.functional import sinkhorn_plan as sinkhorn_plan
 from bistoch.functional import sliced_attention as sliced_attention

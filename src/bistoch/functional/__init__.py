@@ -24,6 +24,7 @@ from bistoch.functional.elastic import (
 from bistoch.functional.elastic import elastic_potentials as elastic_potentials
 from bistoch.functional.gumbel import gumbel_balance as gumbel_balance
 from bistoch.functional.hard import hard_attention, hard_plan
+from bistoch.functional.lowrank import lowrank_attention, lowrank_plan
 from bistoch.functional.sliced import sliced_attention, sliced_plan
 from bistoch.functional.softmax import softmax_attention, softmax_plan
 
@@ -99,6 +100,19 @@ OPERATORS = MappingProxyType({
         causal=False,
         order_free=True,
         source="Shahbazi et al. 2025",
+        masks="padding",
+    ),
+    "lowrank": Operator(
+        name="lowrank",
+        attention=lowrank_attention,
+        plan=lowrank_plan,
+        backends=ELASTIC_BACKENDS,
+        rows_exact=True,
+        columns="elastic",
+        differentiable=True,
+        causal=False,
+        order_free=True,
+        source="Shahbazi et al. 2025, glued exactly",
         masks="padding",
     ),
 })  # fmt: skip

@@ -209,6 +209,29 @@ def check_vectors(
     _check_broadcast(operator, name, vectors, shape, "(*b, count, features) =")
 
 
+def check_rank(operator: str, rank: int | None, pivots: Tensor) -> None:
+    """Check that a rank, if there is one, is the number of the pivots that were given."""
+    if rank is not None and rank != pivots.shape[-2]:
+        raise ValueError(
+            f"{operator}: rank must be the number of pivots, but rank={rank} and there are "
+            f"{pivots.shape[-2]} pivots; leave rank out when you pass pivots"
+        )
+
+
+def check_pivot_mass(
+    operator: str, mass: Tensor, shape: Sequence[int], device: torch.device
+) -> None:
+    """Check what the pivots should receive: positive, one per pivot."""
+    check_floating(operator, "pivot_mass", mass, axes="(*b, pivots)", rank=1)
+    _check_broadcast(operator, "pivot_mass", mass, shape, "(*b, pivots) =")
+    _check_device(operator, "pivot_mass", mass, device)
+    if _values_are_at_hand(mass) and not bool(((mass > 0) & mass.isfinite()).all()):
+        raise ValueError(
+            f"{operator}: pivot_mass must be positive and finite for every pivot, but its smallest "
+            f"entry is {mass.min().item():g}; leave out a pivot instead of giving it mass zero"
+        )
+
+
 def check_choice(operator: str, name: str, value: str, choices: Sequence[str]) -> None:
     """Check a word against the words that are known."""
     if value not in choices:
