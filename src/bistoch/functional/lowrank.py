@@ -145,11 +145,12 @@ def fixed_pivots(rank: int, features: int) -> Float[Tensor, "rank features"]:
     """
     # phases in float64: far out, float32 has no digits left for an angle
     pivot, feature = (torch.arange(size, dtype=torch.float64) for size in (rank, features))
-    return 2**0.5 * torch.cos((2 * pivot[:, None] + 1) * (feature + 1) ** 2)
+    # and then float32, so that tokens of every precision meet the same pivots
+    return (2**0.5 * torch.cos((2 * pivot[:, None] + 1) * (feature + 1) ** 2)).float()
 
 
 class _Sides(NamedTuple):
-    """The two thin plans that are glued: their product is the plan, and the rows of both are one."""
+    """The thin plans whose product is the plan; rows of both sum to one."""
 
     to_pivots: Float[Tensor, "*b n r"]
     to_keys: Float[Tensor, "*b r m"]

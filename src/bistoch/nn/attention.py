@@ -56,7 +56,7 @@ class Attention(nn.Module):
         self.query = nn.Linear(dim, dim, bias=qkv_bias)
         self.key = nn.Linear(key_dim, dim, bias=qkv_bias)
         self.value = nn.Linear(value_dim, dim, bias=qkv_bias)
-        self.operator = build_operator(operator, heads)
+        self.operator = build_operator(operator, heads, dim // heads)
         self.out = nn.Linear(dim, dim, bias=out_bias)
         self.dropout = nn.Dropout(dropout)
 

@@ -63,7 +63,7 @@ class MultiheadAttention(nn.Module):
         self.head_dim = embed_dim // num_heads
         self.dropout = dropout
         self.batch_first = batch_first
-        self.operator = build_operator(operator, num_heads).to(device)
+        self.operator = build_operator(operator, num_heads, self.head_dim).to(device)
         # the order of torch, so that one seed makes the same weights here and there
         self.in_proj_weight = nn.Parameter(
             torch.empty(3 * embed_dim, embed_dim, device=device, dtype=dtype)

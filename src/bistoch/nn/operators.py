@@ -232,13 +232,16 @@ NAMED: dict[str, type[OperatorModule]] = {
 }
 
 
-def build_operator(operator: str | nn.Module, heads: int) -> OperatorModule:
+def build_operator(
+    operator: str | nn.Module, heads: int, size: int | None = None
+) -> OperatorModule:
     """Make the operator of a layer with so many heads from its text; a module is taken as it is.
 
     Args:
         operator: "name" or "name(option=value, ...)" with a name of `bistoch.OPERATORS`, or a
             module with the call and the `plan` of `OperatorModule`, perhaps your own.
         heads: the number of heads, for options that have one value per head.
+        size: the features of a head, for operators that own vectors of them.
 
     >>> build_operator("elastic(lam=0.5, iters=5)", heads=8)
     elastic(lam=0.5, iters=5)
@@ -247,7 +250,7 @@ def build_operator(operator: str | nn.Module, heads: int) -> OperatorModule:
     """
     if isinstance(operator, str):
         row, options = parse_operator(operator, OPERATORS)
-        module = _build_row(row, options, heads)
+        module = _build_row(row, options, {"heads": heads, "size": size})
     elif isinstance(operator, nn.Module) and hasattr(operator, "plan"):
         module = cast(OperatorModule, operator)
     else:
@@ -264,14 +267,15 @@ def build_operator(operator: str | nn.Module, heads: int) -> OperatorModule:
     return module
 
 
-def _build_row(row: Operator, options: dict[str, Any], heads: int) -> OperatorModule:
+def _build_row(
+    row: Operator, options: dict[str, Any], layer: dict[str, int | None]
+) -> OperatorModule:
     if row.name not in NAMED:
         return OperatorModule(row, **options)
     known = inspect.signature(NAMED[row.name]).parameters
     check_options(row.name, options, known)
-    if "heads" in known:
-        options = {"heads": heads} | options
-    return NAMED[row.name](**options)
+    brought = {name: value for name, value in layer.items() if name in known}
+    return NAMED[row.name](**brought | options)
 
 
 def _lam_per_head(start: Option, heads: int | None) -> nn.Parameter:

@@ -141,7 +141,12 @@ def _pose(operator, batch, query, key, eps, tau, directions, mask, query_mask, k
     )
     is_hard = not isinstance(eps, Tensor) and eps == 0
     return Problem(
-        query, key, *places, *reals,
+        query=query,
+        key=key,
+        query_place=places[0],
+        key_place=places[1],
+        query_real=reals[0],
+        key_real=reals[1],
         tau=per_problem(tau, batch, query),
         eps=None if is_hard else per_problem(eps, batch, query),
-    )  # fmt: skip
+    )

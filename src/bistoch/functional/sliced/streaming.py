@@ -193,7 +193,7 @@ def _forward(problem: Problem, value: Tensor, pieces: Pieces) -> tuple[Tensor, T
 
 def _backward(
     problem: Problem, value: Tensor, pieces: Pieces, costs: Tensor, output: Tensor, grad: Tensor
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     packed, e = _pack(problem, value), value.shape[-1]
     count = problem.query_real.sum(-1).clamp_min(1)[:, None, None]
     packed_grad, query_grad = torch.zeros_like(packed), torch.zeros_like(problem.query)
