@@ -14,8 +14,8 @@ from bistoch.nn.operators import OperatorModule
 class LowRank(OperatorModule):
     """Attention through pivots that every head learns for itself.
 
-    Pivots start as the fixed ones of `bistoch.lowrank_attention`, the same for every head, so that a
-    new module gives what that function gives without pivots.
+    Pivots start as the fixed ones of `bistoch.lowrank_attention`, the same for every head: a new
+    module gives what that function gives without pivots.
 
     Args:
         rank: how many pivots a head has.
