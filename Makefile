@@ -6,7 +6,8 @@ comma := ,
 space := $(subst ,, )
 
 # modules whose signatures carry shapes, and what checks them
-SHAPED := $(subst $(space),$(comma),$(addprefix bistoch.functional.,softmax hard anneal gumbel \
+SHAPED := $(subst $(space),$(comma),$(addprefix bistoch.functional.,softmax hard anneal gumbel lowrank \
+	sliced.api sliced.reference \
 	elastic.api elastic.pose elastic.problem elastic.reference)),beartype.beartype
 
 .PHONY: demo test test-all lint shapes figures clean

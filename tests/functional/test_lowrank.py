@@ -116,6 +116,14 @@ def test_padding_is_invisible_and_masked_keys_are_zero(backend, junk):
         assert all(slope.isfinite().all() for slope in slopes)
 
 
+def test_a_number_added_to_masked_keys_would_not_mask_them():
+    # what one published version does: the potential of a key absorbs whatever is added to it
+    _, k, _, pivots = (t.detach() for t in tokens(7, 8, batch=()))
+    hidden = torch.tensor([0.0] * 5 + [1e6] * 3).double()[:, None]
+    plan = bistoch.elastic_plan(k, pivots, mask=hidden)
+    torch.testing.assert_close(plan, bistoch.elastic_plan(k, pivots))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_reach_pivots_masses_and_options(backend):
     q, k, v, pivots = tokens(3, 4, d=2, r=3, batch=())

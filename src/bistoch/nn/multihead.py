@@ -179,6 +179,9 @@ def _read_masks(
         # minus infinity, to which torch's layers convert True, is padding; the rest is a bias
         key_mask = padding > -torch.inf
         bias = padding.masked_fill(~key_mask, 0)[..., None, :]
+        if _says_nothing(bias):
+            # an operator that knows padding but no bias can then be used in torch's layers
+            return mask, key_mask
         if mask is None:
             mask = bias
         elif mask.dtype == torch.bool:
@@ -186,6 +189,12 @@ def _read_masks(
         else:
             mask = mask + bias
     return mask, key_mask
+
+
+def _says_nothing(bias: Tensor) -> bool:
+    # reading a value would break a compiled graph, and would stall an accelerator
+    at_hand = not torch.compiler.is_compiling() and bias.device.type == "cpu"
+    return at_hand and not bias.requires_grad and not bool(bias.any())
 
 
 def _check_mask(name: str, mask: Tensor, shapes: tuple[tuple[int, ...], ...]) -> None:
