@@ -188,6 +188,26 @@ def test_an_offset_of_all_tokens_does_not_cost_digits():
     torch.testing.assert_close(attend(q + 512, k + 512, v), attend(q, k, v), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("eps", [0.0, 1e-3, 1.0])
+@pytest.mark.parametrize("size", [0.0, 1e6, 1e15])
+def test_nothing_is_nan(eps, size):
+    q, k, v = ((size * torch.randn(2, 9, 4)).requires_grad_() for _ in range(3))
+    result = attend(q, k, v, eps=eps)
+    torch.testing.assert_close(plan_of(q, k, eps=eps).sum(-1), torch.ones(2, 9))
+    result.sum().backward()
+    assert all(tensor.isfinite().all() for tensor in (result, q.grad, k.grad, v.grad))
+
+
+def test_the_soft_sort_compiles_as_one_graph():
+    q, k, v = (torch.randn(2, 5, 3, requires_grad=True) for _ in range(3))
+    eps = torch.tensor(0.3, requires_grad=True)
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    results = compiled(q, k, v, eps=eps), attend(q, k, v, eps=eps)
+    torch.testing.assert_close(*results)
+    slopes = [torch.autograd.grad(result.square().sum(), (q, k, v, eps)) for result in results]
+    torch.testing.assert_close(*slopes)
+
+
 def train(n, lines, **options):
     q, k, v = (torch.randn(n, 8, requires_grad=True) for _ in range(3))
     directions = torch.randn(lines, 8)
