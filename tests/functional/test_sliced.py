@@ -101,6 +101,19 @@ def test_the_plan_has_second_derivatives():
     assert torch.autograd.gradgradcheck(lambda *t: plan_of(*t, eps=0.5).square(), (q, k))
 
 
+# torch warns about its own deprecated parts when it first loads forward mode
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_forward_mode_is_the_business_of_the_plan():
+    q, k, v = (t.detach() for t in tokens(3, 3, d=2, batch=()))
+
+    def call(attention):
+        return torch.func.jvp(lambda q: attention(q), (q,), (torch.ones_like(q),))[1]
+
+    with pytest.raises(NotImplementedError, match=r"^sliced_attention: only backward-mode.*plan"):
+        call(lambda q: attend(q, k, v, eps=0.5))
+    assert call(lambda q: plan_of(q, k, eps=0.5) @ v).any()
+
+
 def test_tau_chooses_between_all_lines_and_the_cheapest():
     q, k, _ = tokens(6, 6, batch=())
     each = torch.stack([plan_of(q, k, directions=line[None]) for line in torch.eye(3).double()])

@@ -100,16 +100,18 @@ def check_padding(
 
 
 def check_column_mass(
-    operator: str, mass: Tensor, shape: Sequence[int], device: torch.device
+    operator: str, mass: Tensor, shape: Sequence[int], device: torch.device, *, of: str = "column"
 ) -> None:
-    """Check the wanted column sums: positive, one per key."""
-    check_floating(operator, "column_mass", mass, axes="(*b, m)", rank=1)
-    _check_broadcast(operator, "column_mass", mass, shape, "(*b, m) =")
-    _check_device(operator, "column_mass", mass, device)
+    """Check the wanted sums of columns, or what pivots should receive: positive, one for each."""
+    name, axes = f"{of}_mass", "(*b, m)" if of == "column" else f"(*b, {of}s)"
+    check_floating(operator, name, mass, axes=axes, rank=1)
+    _check_broadcast(operator, name, mass, shape, f"{axes} =")
+    _check_device(operator, name, mass, device)
     if _values_are_at_hand(mass) and not bool(((mass > 0) & mass.isfinite()).all()):
+        remedy = "leave a key out with key_mask" if of == "column" else f"leave a {of} out"
         raise ValueError(
-            f"{operator}: column_mass must be positive and finite for every key, but its smallest "
-            f"entry is {mass.min().item():g}; leave a key out with key_mask instead of mass zero"
+            f"{operator}: {name} must be positive and finite everywhere, but its smallest "
+            f"entry is {mass.min().item():g}; {remedy} instead of mass zero"
         )
 
 
@@ -215,20 +217,6 @@ def check_rank(operator: str, rank: int | None, pivots: Tensor) -> None:
         raise ValueError(
             f"{operator}: rank must be the number of pivots, but rank={rank} and there are "
             f"{pivots.shape[-2]} pivots; leave rank out when you pass pivots"
-        )
-
-
-def check_pivot_mass(
-    operator: str, mass: Tensor, shape: Sequence[int], device: torch.device
-) -> None:
-    """Check what the pivots should receive: positive, one per pivot."""
-    check_floating(operator, "pivot_mass", mass, axes="(*b, pivots)", rank=1)
-    _check_broadcast(operator, "pivot_mass", mass, shape, "(*b, pivots) =")
-    _check_device(operator, "pivot_mass", mass, device)
-    if _values_are_at_hand(mass) and not bool(((mass > 0) & mass.isfinite()).all()):
-        raise ValueError(
-            f"{operator}: pivot_mass must be positive and finite for every pivot, but its smallest "
-            f"entry is {mass.min().item():g}; leave out a pivot instead of giving it mass zero"
         )
 
 

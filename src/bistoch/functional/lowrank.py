@@ -209,5 +209,5 @@ def _check(
         _inputs.check_rank(operator, rank, pivots)
     if options.pivot_mass is not None:
         shape = (*batch, pivots.shape[-2])
-        _inputs.check_pivot_mass(operator, options.pivot_mass, shape, query.device)
+        _inputs.check_column_mass(operator, options.pivot_mass, shape, query.device, of="pivot")
     return pivots.to(working_dtype(query.dtype))

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from bistoch.functional.elastic.operator import refuse_tangents
 from bistoch.functional.elastic.problem import forbid, full_precision, row_softmax
 from bistoch.functional.elastic.tiles import TILE_ELEMENTS
 from bistoch.functional.sliced.reference import Problem
@@ -48,6 +49,8 @@ def quantile_pieces(problem: Problem, is_padded: bool) -> Pieces:
 
 def attend(problem: Problem, value: Float[Tensor, "B m e"], pieces: Pieces) -> Tensor:
     """The average plan applied to the values."""
+    inputs = (value, *(field for field in problem if field is not None))
+    refuse_tangents("sliced_attention", inputs, "use sliced_plan(q, k) @ v")
     return _forward_op(value, *problem, *pieces)[0]
 
 
