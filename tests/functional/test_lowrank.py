@@ -90,6 +90,13 @@ def test_the_key_side_makes_up_for_a_query_side_that_did_not_converge():
     assert not_seeing > 0.01
 
 
+def test_the_glue_of_the_wanted_marginal_bends_rows():
+    q, k, _, pivots = (t.detach() for t in tokens(11, 7, r=5, batch=()))
+    first, second = (bistoch.elastic_plan(2 * x, pivots, iters=1) for x in (q, k))
+    assert errors(first @ (second / (7 / 5)).mT)[0] > 0.05
+    assert errors(plan_of(2 * q, 2 * k, pivots=pivots, iters=1))[0] < 1e-13
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("junk", [0.0, 1e3])
 def test_padding_is_invisible_and_masked_keys_are_zero(backend, junk):

@@ -189,9 +189,11 @@ def test_padding_is_left_out_of_the_sort(eps, junk):
     assert not any(slope[:, 5:].any() for slope in slopes[0][1:])
 
 
-def test_tokens_without_features_share_equally():
-    q, k = torch.randn(4, 0), torch.randn(6, 0)
-    torch.testing.assert_close(plan_of(q, k), torch.full((4, 6), 1 / 6))
+@pytest.mark.parametrize("n", [4, 6])
+def test_tokens_without_features_share_equally(n):
+    q, k, v = torch.randn(n, 0), torch.randn(6, 0), torch.randn(6, 3)
+    torch.testing.assert_close(plan_of(q, k), torch.full((n, 6), 1 / 6))
+    torch.testing.assert_close(attend(q, k, v), v.mean(0).expand(n, 3))
 
 
 def test_an_offset_of_all_tokens_does_not_cost_digits():

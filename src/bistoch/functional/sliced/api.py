@@ -75,7 +75,7 @@ def sliced_plan(
         P = sum_l w_l T(x_l) H_l T(y_l),   x_l = q theta_l,  y_l = k theta_l
         T(x) = softmax_row(-(x_i - x_j)^2 / eps),   H_l couples the quantiles of x_l and y_l
 
-    Keeps one matrix per line; for study, not for long sequences.
+    Keeps a few n x m matrices; for study, and for derivatives that `sliced_attention` has not.
 
     Args:
         query, key: as for `elastic_attention`.

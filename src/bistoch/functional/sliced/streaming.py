@@ -33,7 +33,7 @@ def quantile_pieces(problem: Problem, is_padded: bool) -> Pieces:
     if n == m and not is_padded:
         # no sum is needed: one piece is a whole row
         same = torch.arange(n, device=problem.query.device).expand(size, n)
-        return Pieces(same, same, torch.ones_like(problem.query[..., :1]).squeeze(-1))
+        return Pieces(same, same, problem.query.new_ones(size, n))
     queries, keys = (real.sum(-1, keepdim=True) for real in (problem.query_real, problem.key_real))
     whole = queries * keys
     counted = [torch.arange(count, device=whole.device) for count in (n, m)]
