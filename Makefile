@@ -8,6 +8,7 @@ space := $(subst ,, )
 # modules whose signatures carry shapes, and what checks them
 SHAPED := $(subst $(space),$(comma),$(addprefix bistoch.functional.,softmax hard anneal gumbel \
 	orthogonal quantum square circuit unitary wasserstein mixing sink rowwise _rowmaps \
+	lowrank sliced.api sliced.reference \
 	elastic.api elastic.pose elastic.problem elastic.reference)),beartype.beartype
 
 .PHONY: demo test test-all lint shapes figures clean

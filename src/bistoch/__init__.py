@@ -22,6 +22,8 @@ from bistoch.functional import entmax_plan as entmax_plan
 from bistoch.functional import gumbel_balance as gumbel_balance
 from bistoch.functional import hard_attention as hard_attention
 from bistoch.functional import hard_plan as hard_plan
+from bistoch.functional import lowrank_attention as lowrank_attention
+from bistoch.functional import lowrank_plan as lowrank_plan
 from bistoch.functional import mixing_attention as mixing_attention
 from bistoch.functional import mixing_plan as mixing_plan
 from bistoch.functional import normsoftmax_attention as normsoftmax_attention
@@ -36,6 +38,8 @@ from bistoch.functional import sink_attention as sink_attention
 from bistoch.functional import sink_plan as sink_plan
 from bistoch.functional import sinkhorn_attention as sinkhorn_attention
 from bistoch.functional import sinkhorn_plan as sinkhorn_plan
+from bistoch.functional import sliced_attention as sliced_attention
+from bistoch.functional import sliced_plan as sliced_plan
 from bistoch.functional import softmax_attention as softmax_attention
 from bistoch.functional import softmax_plan as softmax_plan
 from bistoch.functional import softpick_attention as softpick_attention

@@ -18,6 +18,8 @@ NOT_SHARP = {
     "quantum": "scores are angles, and large ones turn round and round",
     "mixing": "the plan does not look at the tokens",
     "sigmoid": "a pair does not know that another one is better",
+    "sliced": "a line sees one feature, in which all tokens but one are at the same place",
+    "lowrank": "what passes through pivots chosen without the tokens is smooth",
 }
 NOT_EVEN = {
     "hard": "a tie has no unique assignment",

@@ -36,35 +36,35 @@ def test_an_attention_layer_owns_a_sink_per_head():
 
 
 def test_mixing_starts_as_published():
-    weight = Mixing(size=300, generator=torch.Generator().manual_seed(0)).weight.detach()
+    weight = Mixing(tokens=300, generator=torch.Generator().manual_seed(0)).weight.detach()
     noise = weight - torch.eye(300)
     assert abs(noise.mean()) < 0.02
     assert abs(noise.std() - 1) < 0.02
     # the identity is in it
     assert abs(weight.diagonal().mean() - 1) < 0.2
-    again = Mixing(size=300, generator=torch.Generator().manual_seed(0)).weight
+    again = Mixing(tokens=300, generator=torch.Generator().manual_seed(0)).weight
     assert torch.equal(weight, again)
 
 
 def test_mixing_is_normlin_and_learns():
-    mixing = Mixing(size=7).double()
+    mixing = Mixing(tokens=7).double()
     x = torch.randn(2, 7, 4, dtype=torch.float64)
     torch.testing.assert_close(mixing(x, x, x), normalize(softplus(mixing.weight), p=1, dim=-1) @ x)
     mixing(x, x, x).square().sum().backward()
     assert mixing.weight.grad.any()
-    balanced = Mixing(size=7, lam=1.0, iters=200)
+    balanced = Mixing(tokens=7, lam=1.0, iters=200)
     columns = balanced.plan(x, x).sum(-2)
     torch.testing.assert_close(columns, torch.ones_like(columns), atol=1e-4, rtol=0)
 
 
 def test_mixing_per_head_and_for_other_numbers_of_keys():
     q, k, v = tokens(2, 3)
-    mixing = build_operator("mixing(size=7, keys=5, each_head=True)", heads=3)
+    mixing = build_operator("mixing(tokens=7, keys=5, each_head=True)", heads=3)
     assert mixing.weight.shape == (3, 7, 5)
     assert mixing(q, k, v).shape == (2, 3, 7, 4)
     plan = mixing.plan(q, k)
     assert not torch.allclose(plan[:, 0], plan[:, 1])
-    layer = bistoch.nn.Attention(12, heads=3, operator="mixing(size=5)")
+    layer = bistoch.nn.Attention(12, heads=3, operator="mixing(tokens=5)")
     assert layer(torch.randn(2, 5, 12)).shape == (2, 5, 12)
     with pytest.raises(ValueError, match=r"weight must have one row per query .* \(6, 6\)"):
         layer(torch.randn(2, 6, 12))
@@ -77,8 +77,8 @@ def test_mixing_per_head_and_for_other_numbers_of_keys():
         "sink(logit=-1.0)",
         "sink(eps=0.5, learn='head', heads=4)",
         "mixing()",
-        "mixing(size=5, lam=0.5)",
-        "mixing(size=5, keys=3, iters=3, each_head=True, heads=4)",
+        "mixing(tokens=5, lam=0.5)",
+        "mixing(tokens=5, keys=3, iters=3, each_head=True, heads=4)",
     ],
 )
 def test_a_module_prints_as_the_text_that_builds_it(text):
@@ -86,7 +86,7 @@ def test_a_module_prints_as_the_text_that_builds_it(text):
 
 
 def test_state_dict_round_trip():
-    for make in (lambda: Sink(learn="head", heads=3), lambda: Mixing(size=5)):
+    for make in (lambda: Sink(learn="head", heads=3), lambda: Mixing(tokens=5)):
         one, other = make(), make()
         with torch.no_grad():
             next(one.parameters()).add_(1)
@@ -101,9 +101,9 @@ def test_state_dict_round_trip():
         (lambda: Sink(learn="head", heads=0), "Sink: heads must be at least 1"),
         (lambda: Sink(learn="all"), "Sink: learn must be one of 'none', 'head'"),
         (lambda: Sink(logit=float("nan"), learn="head", heads=2), "Sink: logit must be finite"),
-        (lambda: Mixing(size=0), "Mixing: size must be at least 1"),
+        (lambda: Mixing(tokens=0), "Mixing: tokens must be at least 1"),
         (lambda: Mixing(keys=3), "Mixing: keys and each_head describe a weight"),
-        (lambda: Mixing(size=3, each_head=True), "Mixing: each_head=True needs heads"),
+        (lambda: Mixing(tokens=3, each_head=True), "Mixing: each_head=True needs heads"),
     ],
 )
 def test_mistakes_are_told(make, sentence):

@@ -22,10 +22,13 @@ def test_every_row_of_the_table_builds_from_its_name_and_attends(name):
     if row.masks == "any":
         masks["mask"] = torch.rand(7, 5) > 0.2
     masks = {} if row.masks == "none" else masks
-    module = build_operator(name, heads=3)
+    module = build_operator(name, heads=3, size=3)
     assert torch.equal(module(q, k, v, **masks), row.attention(q, k, v, **masks))
     assert torch.equal(module.plan(q, k, **masks), row.plan(q, k, **masks))
-    assert repr(module) == name + "()"
+    # what a layer brings may be written, but nothing that was not asked for
+    again = build_operator(repr(module), heads=3, size=3)
+    assert repr(again) == repr(module)
+    assert repr(module) in (f"{name}()", f"{name}(heads=3, size=3)")
     assert module.causal is row.causal
 
 

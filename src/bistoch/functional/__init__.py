@@ -24,6 +24,7 @@ from bistoch.functional.elastic import (
 from bistoch.functional.elastic import elastic_potentials as elastic_potentials
 from bistoch.functional.gumbel import gumbel_balance as gumbel_balance
 from bistoch.functional.hard import hard_attention, hard_plan
+from bistoch.functional.lowrank import lowrank_attention, lowrank_plan
 from bistoch.functional.mixing import mixing_attention, mixing_plan
 from bistoch.functional.orthogonal import orthogonal_attention, orthogonal_plan
 from bistoch.functional.quantum import quantum_attention, quantum_plan
@@ -40,6 +41,7 @@ from bistoch.functional.rowwise import (
     sparsemax_plan,
 )
 from bistoch.functional.sink import sink_attention, sink_plan
+from bistoch.functional.sliced import sliced_attention, sliced_plan
 from bistoch.functional.softmax import softmax_attention, softmax_plan
 from bistoch.functional.wasserstein import Gaussian as Gaussian
 from bistoch.functional.wasserstein import wasserstein_attention, wasserstein_plan
@@ -144,6 +146,20 @@ OPERATORS = MappingProxyType({
         masks="padding",
         longest=64,
     ),
+    "sliced": Operator(
+        name="sliced",
+        attention=sliced_attention,
+        plan=sliced_plan,
+        backends=("torch",),
+        rows_exact=True,
+        columns="exact",
+        differentiable=True,
+        causal=False,
+        order_free=True,
+        source="Shahbazi et al. 2025",
+        family="balanced",
+        masks="padding",
+    ),
     "wasserstein": Operator(
         name="wasserstein",
         attention=wasserstein_attention,
@@ -156,6 +172,20 @@ OPERATORS = MappingProxyType({
         order_free=True,
         source="Fan et al. 2022, Erick et al. 2023",
         family="balanced",
+    ),
+    "lowrank": Operator(
+        name="lowrank",
+        attention=lowrank_attention,
+        plan=lowrank_plan,
+        backends=ELASTIC_BACKENDS,
+        rows_exact=True,
+        columns="elastic",
+        differentiable=True,
+        causal=False,
+        order_free=True,
+        source="Shahbazi et al. 2025, glued exactly",
+        family="structured",
+        masks="padding",
     ),
     "mixing": Operator(
         name="mixing",

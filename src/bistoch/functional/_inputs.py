@@ -100,16 +100,18 @@ def check_padding(
 
 
 def check_column_mass(
-    operator: str, mass: Tensor, shape: Sequence[int], device: torch.device
+    operator: str, mass: Tensor, shape: Sequence[int], device: torch.device, *, of: str = "column"
 ) -> None:
-    """Check the wanted column sums: positive, one per key."""
-    check_floating(operator, "column_mass", mass, axes="(*b, m)", rank=1)
-    _check_broadcast(operator, "column_mass", mass, shape, "(*b, m) =")
-    _check_device(operator, "column_mass", mass, device)
+    """Check the wanted sums of columns, or what pivots should receive: positive, one for each."""
+    name, axes = f"{of}_mass", "(*b, m)" if of == "column" else f"(*b, {of}s)"
+    check_floating(operator, name, mass, axes=axes, rank=1)
+    _check_broadcast(operator, name, mass, shape, f"{axes} =")
+    _check_device(operator, name, mass, device)
     if _values_are_at_hand(mass) and not bool(((mass > 0) & mass.isfinite()).all()):
+        remedy = "leave a key out with key_mask" if of == "column" else f"leave a {of} out"
         raise ValueError(
-            f"{operator}: column_mass must be positive and finite for every key, but its smallest "
-            f"entry is {mass.min().item():g}; leave a key out with key_mask instead of mass zero"
+            f"{operator}: {name} must be positive and finite everywhere, but its smallest "
+            f"entry is {mass.min().item():g}; {remedy} instead of mass zero"
         )
 
 
@@ -140,16 +142,6 @@ def check_equal_padding(
             f"{operator}: padding must leave as many queries as keys, because the plan is square, "
             f"but problem {at} has {queries[at].item()} real queries and {keys[at].item()} real "
             "keys; give the padding of the same tokens as query_mask and as key_mask"
-        )
-
-
-def refuse_pairs(operator: str, mask: Mask | None) -> None:
-    """Refuse to hide single pairs, or to add a bias to them."""
-    if mask is not None:
-        raise NotImplementedError(
-            f"{operator}: mask must be None, because single pairs cannot be hidden from a plan "
-            "that comes from a whole matrix; leave out whole tokens with query_mask and key_mask, "
-            "or use sinkhorn or elastic"
         )
 
 
@@ -279,6 +271,57 @@ def check_tol(operator: str, tol: float | None) -> None:
         )
 
 
+def refuse_pairs(operator: str, mask: Mask | None, reason: str) -> None:
+    """Refuse a mask over pairs, in an operator that can only leave out whole tokens."""
+    if mask is not None:
+        raise NotImplementedError(
+            f"{operator}: mask must be None, since {reason}; leave out whole tokens with "
+            "query_mask and key_mask, or use elastic_attention"
+        )
+
+
+def check_blur(operator: str, eps: Option, batch: Sequence[int]) -> None:
+    """Check the temperature of a sort, where the number zero is the sort itself."""
+    if isinstance(eps, Tensor):
+        wanted = "positive and finite; for a hard sort pass the number eps=0.0"
+        _check_option(operator, "eps", eps, batch, wanted, _positive)
+    else:
+        wanted = "zero, for a hard sort, or positive and finite"
+        _check_option(operator, "eps", eps, batch, wanted, _not_negative)
+
+
+def check_tau(operator: str, tau: Option, batch: Sequence[int]) -> None:
+    """Check how strongly cheap slices are preferred."""
+    wanted = "zero, for equal weights, or positive and finite"
+    _check_option(operator, "tau", tau, batch, wanted, _not_negative)
+
+
+def check_vectors(
+    operator: str, name: str, vectors: Tensor, query: Tensor, batch: Sequence[int]
+) -> None:
+    """Check directions, pivots and their like: at least one vector, as wide as a query."""
+    check_floating(operator, name, vectors, axes="(*b, count, features)", rank=2)
+    _check_device(operator, name, vectors, query.device)
+    count, features = vectors.shape[-2:]
+    if features != query.shape[-1] or count == 0:
+        raise ValueError(
+            f"{operator}: {name} must be at least one vector with as many features as a query, "
+            f"{query.shape[-1]}, but there are {count} with {features}; "
+            f"give {name} the shape (*b, count, {query.shape[-1]})"
+        )
+    shape = (*batch, count, features)
+    _check_broadcast(operator, name, vectors, shape, "(*b, count, features) =")
+
+
+def check_rank(operator: str, rank: int | None, pivots: Tensor) -> None:
+    """Check that a rank, if there is one, is the number of the pivots that were given."""
+    if rank is not None and rank != pivots.shape[-2]:
+        raise ValueError(
+            f"{operator}: rank must be the number of pivots, but rank={rank} and there are "
+            f"{pivots.shape[-2]} pivots; leave rank out when you pass pivots"
+        )
+
+
 def check_choice(operator: str, name: str, value: str, choices: Sequence[str]) -> None:
     """Check a word against the words that are known."""
     if value not in choices:
@@ -312,6 +355,10 @@ def _unit(x):
 
 def _step(x):
     return (x > 0) & (x < 2)
+
+
+def _not_negative(x):
+    return (x >= 0) & (x < math.inf)
 
 
 def _positive(x):

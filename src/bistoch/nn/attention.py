@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask
+from bistoch.nn.build import build_operator
 from bistoch.nn.heads import check_division, check_features, merge_heads, split_heads
-from bistoch.nn.operators import build_operator
 
 
 class Attention(nn.Module):
@@ -56,7 +56,7 @@ class Attention(nn.Module):
         self.query = nn.Linear(dim, dim, bias=qkv_bias)
         self.key = nn.Linear(key_dim, dim, bias=qkv_bias)
         self.value = nn.Linear(value_dim, dim, bias=qkv_bias)
-        self.operator = build_operator(operator, heads)
+        self.operator = build_operator(operator, heads, dim // heads)
         self.out = nn.Linear(dim, dim, bias=out_bias)
         self.dropout = nn.Dropout(dropout)
 

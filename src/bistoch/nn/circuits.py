@@ -9,7 +9,7 @@ from bistoch.functional import OPERATORS, _inputs
 from bistoch.functional._inputs import Option
 from bistoch.functional.circuit import ANSAETZE
 from bistoch.functional.quantum import default_theta, theta_length, token_qubits
-from bistoch.nn.operators import NAMED, OperatorModule
+from bistoch.nn.operators import OperatorModule
 
 
 class Quantum(OperatorModule):
@@ -87,7 +87,3 @@ def _theta_per_head(
     _inputs.check_circuit("Quantum", ansatz, layers, ancilla, ANSAETZE)
     length = theta_length(qubits, ancilla, layers, ansatz)
     return nn.Parameter(default_theta(length, torch.empty(0)).repeat(heads, 1))
-
-
-# here and not in the table itself, which this file needs to be complete
-NAMED["quantum"] = Quantum

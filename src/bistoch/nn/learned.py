@@ -69,7 +69,7 @@ class Mixing(OperatorModule):
     of its own it needs no projections of them: `mixing(x, x, value(x))`.
 
     Args:
-        size: how many queries; None owns no weight and keeps the fixed one of `mixing_plan`.
+        tokens: how many queries; None owns no weight and keeps the fixed one of `mixing_plan`.
         keys: how many keys, by default as many.
         lam, iters, tol, backend: as for `bistoch.mixing_attention`.
         each_head: whether every head learns a matrix of its own.
@@ -77,9 +77,9 @@ class Mixing(OperatorModule):
         generator: where the first weight, I + N(0, 1), comes from.
 
     >>> import torch
-    >>> mixing = Mixing(size=5, lam=1.0)
+    >>> mixing = Mixing(tokens=5, lam=1.0)
     >>> mixing
-    mixing(size=5, lam=1.0)
+    mixing(tokens=5, lam=1.0)
     >>> x = torch.randn(2, 5, 4)
     >>> mixing(x, x, x).shape, mixing.weight.shape
     (torch.Size([2, 5, 4]), torch.Size([5, 5]))
@@ -89,7 +89,7 @@ class Mixing(OperatorModule):
 
     def __init__(
         self,
-        size: int | None = None,
+        tokens: int | None = None,
         keys: int | None = None,
         lam: Option = 0.0,
         iters: int = 10,
@@ -100,23 +100,23 @@ class Mixing(OperatorModule):
         generator: torch.Generator | None = None,
     ) -> None:
         weight = None
-        for name, count in (("size", size), ("keys", keys)):
+        for name, count in (("tokens", tokens), ("keys", keys)):
             if count is not None:
                 _inputs.check_count("Mixing", name, count, least=1)
         if each_head:
             check_heads("Mixing", "each_head=True", heads)
-        if size is None and (keys is not None or each_head):
+        if tokens is None and (keys is not None or each_head):
             raise ValueError(
-                "Mixing: keys and each_head describe a weight, but without size there is none; "
-                "write for example Mixing(size=96)"
+                "Mixing: keys and each_head describe a weight, but without tokens there is none; "
+                "write for example Mixing(tokens=96)"
             )
-        if size is not None:
+        if tokens is not None:
             each = (heads or 1,) if each_head else ()
-            weight = nn.Parameter(torch.empty(*each, size, size if keys is None else keys))
+            weight = nn.Parameter(torch.empty(*each, tokens, tokens if keys is None else keys))
         super().__init__(
             OPERATORS["mixing"], weight=weight, lam=lam, iters=iters, tol=tol, backend=backend
         )
-        self.size, self.keys, self.each_head = size, keys, each_head
+        self.tokens, self.keys, self.each_head = tokens, keys, each_head
         self.heads = heads if each_head else None
         self.reset_parameters(generator)
 
@@ -129,7 +129,7 @@ class Mixing(OperatorModule):
 
     def _written(self) -> dict[str, Any]:
         # the weight is shown by the words that make it
-        made = {"size": self.size, "keys": self.keys}
+        made = {"tokens": self.tokens, "keys": self.keys}
         made = {name: count for name, count in made.items() if count is not None}
         written = {k: v for k, v in super()._written().items() if k != "weight"}
         each = {"each_head": True, "heads": self.heads} if self.each_head else {}

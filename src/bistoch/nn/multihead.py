@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bistoch.functional import _inputs
+from bistoch.nn.build import build_operator
 from bistoch.nn.heads import check_division, check_features, merge_heads, split_heads
-from bistoch.nn.operators import build_operator
 
 
 class MultiheadAttention(nn.Module):
@@ -63,7 +63,7 @@ class MultiheadAttention(nn.Module):
         self.head_dim = embed_dim // num_heads
         self.dropout = dropout
         self.batch_first = batch_first
-        self.operator = build_operator(operator, num_heads).to(device)
+        self.operator = build_operator(operator, num_heads, self.head_dim).to(device)
         # the order of torch, so that one seed makes the same weights here and there
         self.in_proj_weight = nn.Parameter(
             torch.empty(3 * embed_dim, embed_dim, device=device, dtype=dtype)
@@ -179,6 +179,9 @@ def _read_masks(
         # minus infinity, to which torch's layers convert True, is padding; the rest is a bias
         key_mask = padding > -torch.inf
         bias = padding.masked_fill(~key_mask, 0)[..., None, :]
+        if _says_nothing(bias):
+            # an operator that knows padding but no bias can then be used in torch's layers
+            return mask, key_mask
         if mask is None:
             mask = bias
         elif mask.dtype == torch.bool:
@@ -186,6 +189,12 @@ def _read_masks(
         else:
             mask = mask + bias
     return mask, key_mask
+
+
+def _says_nothing(bias: Tensor) -> bool:
+    # reading a value would break a compiled graph, and would stall an accelerator
+    at_hand = not torch.compiler.is_compiling() and bias.device.type == "cpu"
+    return at_hand and not bias.requires_grad and not bool(bias.any())
 
 
 def _check_mask(name: str, mask: Tensor, shapes: tuple[tuple[int, ...], ...]) -> None:

@@ -1,13 +1,12 @@
 """Operators as modules: a row of the OPERATORS table together with its options and parameters."""
 
-import inspect
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from bistoch.functional import OPERATORS, Operator, _inputs, check_options, parse_operator
+from bistoch.functional import OPERATORS, Operator, _inputs, check_options
 from bistoch.functional._inputs import Mask, Option
 from bistoch.nn.unit_interval import clamp_to_unit
 
@@ -221,57 +220,6 @@ class Hard(OperatorModule):
         super().__init__(
             OPERATORS["hard"], scale=scale, straight_through=straight_through, eps=eps, iters=iters
         )
-
-
-# operators with a class of their own; every other row of the table is an OperatorModule
-NAMED: dict[str, type[OperatorModule]] = {
-    "softmax": Softmax,
-    "sinkhorn": Sinkhorn,
-    "elastic": Elastic,
-    "hard": Hard,
-}
-
-
-def build_operator(operator: str | nn.Module, heads: int) -> OperatorModule:
-    """Make the operator of a layer with so many heads from its text; a module is taken as it is.
-
-    Args:
-        operator: "name" or "name(option=value, ...)" with a name of `bistoch.OPERATORS`, or a
-            module with the call and the `plan` of `OperatorModule`, perhaps your own.
-        heads: the number of heads, for options that have one value per head.
-
-    >>> build_operator("elastic(lam=0.5, iters=5)", heads=8)
-    elastic(lam=0.5, iters=5)
-    >>> build_operator("elastic(learn='head')", heads=8).lam.shape
-    torch.Size([8])
-    """
-    if isinstance(operator, str):
-        row, options = parse_operator(operator, OPERATORS)
-        module = _build_row(row, options, heads)
-    elif isinstance(operator, nn.Module) and hasattr(operator, "plan"):
-        module = cast(OperatorModule, operator)
-    else:
-        raise TypeError(
-            'operator: expected a text such as "elastic(lam=0.5)" or a module with a plan such as '
-            f"bistoch.nn.Elastic(lam=0.5), but it is a {type(operator).__name__}"
-        )
-    made_for = getattr(module, "heads", None)
-    if isinstance(made_for, int) and made_for != heads:
-        raise ValueError(
-            f"operator: {module!r} was made for {made_for} heads, but the layer has {heads}; "
-            "give both the same number"
-        )
-    return module
-
-
-def _build_row(row: Operator, options: dict[str, Any], heads: int) -> OperatorModule:
-    if row.name not in NAMED:
-        return OperatorModule(row, **options)
-    known = inspect.signature(NAMED[row.name]).parameters
-    check_options(row.name, options, known)
-    if "heads" in known:
-        options = {"heads": heads} | options
-    return NAMED[row.name](**options)
 
 
 def _lam_per_head(start: Option, heads: int | None) -> nn.Parameter:

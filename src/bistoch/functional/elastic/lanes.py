@@ -25,7 +25,7 @@ def solve(problem: Problem) -> tuple[Tensor, Tensor]:
         raise ValueError("lanes: expected scores that exist already, as the mask of the problem")
     scores = forbid(problem.mask, None, problem.query_mask, problem.key_mask)
     inputs = (scores, problem.lam, problem.omega, problem.log_mass)
-    refuse_tangents("balance_lanes", inputs)
+    refuse_tangents("balance_lanes", inputs, 'choose backend="reference"')
     return balance_lanes(*inputs, problem.iters, problem.tol)
 
 

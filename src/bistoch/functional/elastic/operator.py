@@ -155,7 +155,7 @@ def register(
 
     def solve(problem: Problem, value: Tensor) -> Solution:
         inputs = (value, *(field for field in problem if isinstance(field, Tensor)))
-        refuse_tangents(name, inputs)
+        refuse_tangents(name, inputs, 'choose backend="reference"')
         keep_history = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
         query, key, *rest = problem
         return Solution(*forward_op(query, key, value, *rest, keep_history)[:5])
@@ -163,13 +163,12 @@ def register(
     return solve
 
 
-def refuse_tangents(name: str, inputs: Iterable[Tensor]) -> None:
-    """Refuse forward-mode derivatives: torch would silently return zero tangents."""
-    in_forward_mode = forward_ad._current_level >= 0
-    if in_forward_mode and any(_has_tangent(tensor) for tensor in inputs):
+def refuse_tangents(name: str, inputs: Iterable[Tensor], remedy: str) -> None:
+    """Refuse forward-mode derivatives, for which torch would silently return zeros."""
+    if forward_ad._current_level >= 0 and any(_has_tangent(tensor) for tensor in inputs):
         raise NotImplementedError(
             f"{name}: only backward-mode derivatives are known to this backend; "
-            'for torch.func.jvp choose backend="reference"'
+            f"for torch.func.jvp {remedy}"
         )
 
 

@@ -1,0 +1,152 @@
+"""The public functions: check, then the dense specification or the moving of values."""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from bistoch.functional import _inputs
+from bistoch.functional._inputs import Mask, Option
+from bistoch.functional.elastic.pose import flatten, per_problem
+from bistoch.functional.elastic.problem import full_precision
+from bistoch.functional.sliced.reference import Problem, average_plan
+from bistoch.functional.sliced.streaming import attend, quantile_pieces
+
+
+def sliced_attention(
+    query: Float[Tensor, "*#b n d"],
+    key: Float[Tensor, "*#b m d"],
+    value: Float[Tensor, "*#b m e"],
+    *,
+    eps: Option = 0.0,
+    tau: Option = 1.0,
+    directions: Float[Tensor, "..."] | None = None,
+    mask: Mask | None = None,
+    query_mask: Bool[Tensor, "..."] | None = None,
+    key_mask: Bool[Tensor, "..."] | None = None,
+) -> Float[Tensor, "*b n e"]:
+    """Attend with an average of sorted matchings: doubly stochastic without iterating.
+
+        P = sum_l w_l P_l,   P_l matches the queries to the keys in their order along line l
+        w = softmax_l(-tau * cost_l),   cost_l = mean over matched pairs of |q_i - k_j|^2
+
+    Arguments are those of `sliced_plan`. The hard sort takes O(n log n) time per line and no
+    n x m memory; the soft one O(n^2) time, in tiles. First derivatives only, in reverse mode; for
+    others use `sliced_plan`.
+
+    >>> import torch, bistoch
+    >>> q, k, v = torch.randn(3, 8, 5, 4).unbind()
+    >>> mean = bistoch.sliced_attention(q, k, v).mean(-2)
+    >>> bool(torch.allclose(mean, v.mean(-2), atol=1e-5))
+    True
+
+    Reference: Shahbazi et al., ESPFormer: doubly-stochastic attention with expected sliced
+    transport plans, ICML 2025.
+    """
+    operator = "sliced_attention"
+    batch = _inputs.check_tokens(operator, query, key, value)
+    n, m = query.shape[-2], key.shape[-2]
+    with full_precision(query.device):
+        problem = _pose(
+            operator, batch, query, key, eps, tau, directions, mask, query_mask, key_mask
+        )
+        if n == 0 or m == 0:
+            return query.new_zeros(*batch, n, value.shape[-1])
+        values = flatten(value, batch).masked_fill(~problem.key_real[:, :, None], 0)
+        is_padded = query_mask is not None or key_mask is not None
+        output = attend(problem, values, quantile_pieces(problem, is_padded))
+    return output.reshape(*batch, n, value.shape[-1]).to(query.dtype)
+
+
+def sliced_plan(
+    query: Float[Tensor, "*#b n d"],
+    key: Float[Tensor, "*#b m d"],
+    *,
+    eps: Option = 0.0,
+    tau: Option = 1.0,
+    directions: Float[Tensor, "..."] | None = None,
+    mask: Mask | None = None,
+    query_mask: Bool[Tensor, "..."] | None = None,
+    key_mask: Bool[Tensor, "..."] | None = None,
+) -> Float[Tensor, "*b n m"]:
+    """The average of sorted matchings as a matrix: rows sum to one, with `eps = 0` columns to n/m.
+
+        P = sum_l w_l T(x_l) H_l T(y_l),   x_l = q theta_l,  y_l = k theta_l
+        T(x) = softmax_row(-(x_i - x_j)^2 / eps),   H_l couples the quantiles of x_l and y_l
+
+    Keeps a few n x m matrices; for study, and for derivatives that `sliced_attention` has not.
+
+    Args:
+        query, key: as for `elastic_attention`.
+        eps: temperature of the sort. The number 0 is the hard sort, in which tokens at the same
+            place share their matches. Above 0 the matching is blurred at both ends: positions
+            receive a gradient, and columns are no longer exact. A number, or a tensor that
+            broadcasts to the leading axes.
+        tau: how strongly lines with a cheap matching are preferred; 0 weighs all equally. A number
+            or a tensor, like `eps`.
+        directions: the lines, (*b, count, d), by default the d features themselves.
+        mask: must be None, since sorting cannot hide a pair.
+        query_mask, key_mask: True where the token is real; others are left out of the sort.
+
+    >>> import torch, bistoch
+    >>> q, k = torch.tensor([[0.3], [0.1], [0.2]]), torch.tensor([[7.0], [9.0], [8.0]])
+    >>> bistoch.sliced_plan(q, k)
+    tensor([[0., 1., 0.],
+            [1., 0., 0.],
+            [0., 0., 1.]])
+    """
+    operator = "sliced_plan"
+    batch = _inputs.check_tokens(operator, query, key)
+    with full_precision(query.device):
+        problem = _pose(
+            operator, batch, query, key, eps, tau, directions, mask, query_mask, key_mask
+        )
+        plan = average_plan(problem)
+    return plan.reshape(*batch, *plan.shape[1:]).to(query.dtype)
+
+
+def _pose(operator, batch, query, key, eps, tau, directions, mask, query_mask, key_mask) -> Problem:
+    _inputs.refuse_pairs(operator, mask, "a sort knows an order of tokens and no pairs")
+    _inputs.check_blur(operator, eps, batch)
+    _inputs.check_tau(operator, tau, batch)
+    reals = []
+    for name, given, tokens in (("query_mask", query_mask, query), ("key_mask", key_mask, key)):
+        shape = (*batch, tokens.shape[-2])
+        if given is None:
+            given = torch.ones((), dtype=torch.bool, device=query.device)
+        else:
+            _inputs.check_padding(operator, name, given, shape, query.device)
+        reals.append(given.expand(shape).reshape(math.prod(batch), tokens.shape[-2]))
+    # whatever stands in padding, it must not reach a sum
+    query, key = (
+        flatten(tokens, batch).masked_fill(~real[:, :, None], 0)
+        for tokens, real in zip((query, key), reals, strict=True)
+    )
+    if directions is not None:
+        _inputs.check_vectors(operator, "directions", directions, query, batch)
+        lines = flatten(directions.to(query.dtype), batch)
+        places = [lines @ tokens.mT for tokens in (query, key)]
+    elif query.shape[-1]:
+        places = [query.mT, key.mT]
+    else:
+        # tokens without features all lie at the same place of one line
+        places = [tokens.new_zeros(len(tokens), 1, tokens.shape[1]) for tokens in (query, key)]
+    # distances do not feel a common shift, but their rounding does
+    count = reals[1].sum(-1).clamp_min(1)[:, None, None]
+    centre = (key.sum(1, keepdim=True) / count).detach()
+    query, key = (
+        (tokens - centre).masked_fill(~real[:, :, None], 0)
+        for tokens, real in zip((query, key), reals, strict=True)
+    )
+    is_hard = not isinstance(eps, Tensor) and eps == 0
+    return Problem(
+        query=query,
+        key=key,
+        query_place=places[0],
+        key_place=places[1],
+        query_real=reals[0],
+        key_real=reals[1],
+        tau=per_problem(tau, batch, query),
+        eps=None if is_hard else per_problem(eps, batch, query),
+    )
