@@ -11,6 +11,7 @@ from bistoch.functional._operator import Operator as Operator
 from bistoch.functional._operator import check_options as check_options
 from bistoch.functional._operator import parse_operator as parse_operator
 from bistoch.functional.anneal import anneal_attention, anneal_plan
+from bistoch.functional.delta import delta_attention, delta_plan
 from bistoch.functional.elastic import BACKENDS as ELASTIC_BACKENDS
 from bistoch.functional.elastic import ConvergenceWarning as ConvergenceWarning
 from bistoch.functional.elastic import Potentials as Potentials
@@ -22,8 +23,10 @@ from bistoch.functional.elastic import (
     sinkhorn_plan,
 )
 from bistoch.functional.elastic import elastic_potentials as elastic_potentials
+from bistoch.functional.elastic_monarch import elastic_monarch_attention, elastic_monarch_plan
 from bistoch.functional.gumbel import gumbel_balance as gumbel_balance
 from bistoch.functional.hard import hard_attention, hard_plan
+from bistoch.functional.monarch import monarch_attention, monarch_plan
 from bistoch.functional.softmax import softmax_attention, softmax_plan
 
 OPERATORS = MappingProxyType({
@@ -86,5 +89,46 @@ OPERATORS = MappingProxyType({
         causal=False,
         order_free=True,
         source="Kuhn 1955, through scipy",
+    ),
+    "monarch": Operator(
+        name="monarch",
+        attention=monarch_attention,
+        plan=monarch_plan,
+        backends=("torch",),
+        rows_exact=True,
+        columns="free",
+        differentiable=True,
+        causal=False,
+        order_free=False,
+        masks="padding",
+        source="Yaras et al. 2025",
+    ),
+    "elastic_monarch": Operator(
+        name="elastic_monarch",
+        attention=elastic_monarch_attention,
+        plan=elastic_monarch_plan,
+        backends=("torch",),
+        rows_exact=True,
+        columns="elastic",
+        differentiable=True,
+        causal=False,
+        order_free=False,
+        masks="padding",
+        source="this library, after Yaras et al. 2025",
+    ),
+    "delta": Operator(
+        name="delta",
+        attention=delta_attention,
+        plan=delta_plan,
+        backends=("torch",),
+        rows_exact=True,
+        nonnegative=False,
+        columns="free",
+        differentiable=True,
+        causal=True,
+        order_free=False,
+        square=True,
+        masks="padding",
+        source="Willette et al. 2025",
     ),
 })  # fmt: skip

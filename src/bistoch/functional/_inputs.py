@@ -6,10 +6,14 @@ the remedy.
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from bistoch.functional._operator import Operator
 
 Option = float | Float[Tensor, "..."]
 Mask = Bool[Tensor, "..."] | Float[Tensor, "..."]
@@ -83,6 +87,34 @@ def check_mask(operator: str, mask: Mask, shape: Sequence[int], device: torch.de
         )
     _check_broadcast(operator, "mask", mask, shape, "the scores, (*b, n, m) =")
     _check_device(operator, "mask", mask, device)
+
+
+def check_shared_mask(operator: str, mask: Mask, reason: str) -> None:
+    """Check that a mask or bias is the same for all queries: it may hide keys, but no pairs."""
+    if isinstance(mask, Tensor) and mask.ndim > 1 and mask.shape[-2] != 1:
+        raise ValueError(
+            f"{operator}: mask must be the same for all queries, with size one along axis -2, "
+            f"because {reason}; but its shape is {tuple(mask.shape)}; hide whole tokens with "
+            "query_mask and key_mask, or use softmax_attention"
+        )
+
+
+def check_square(operator: str, query: Tensor, key: Tensor, reason: str) -> None:
+    """Check that there are as many queries as keys."""
+    if query.shape[-2] != key.shape[-2]:
+        raise ValueError(
+            f"{operator}: there must be as many queries as keys, because {reason}; "
+            f"but there are {query.shape[-2]} queries and {key.shape[-2]} keys"
+        )
+
+
+def check_inner(operator: str, row: "Operator") -> None:
+    """Check that single rows of an operator can be computed, each with a mask of its own."""
+    if not row.causal or row.columns != "free" or row.masks != "any" or row.square:
+        raise ValueError(
+            f"{operator}: inner must be an operator whose rows can be computed one by one (causal, "
+            f"columns free, any mask), but {row.name!r} is not; use inner='softmax'"
+        )
 
 
 def check_padding(

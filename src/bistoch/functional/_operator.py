@@ -25,7 +25,8 @@ class Operator:
     * columns: "free", pulled ("elastic"), equal in the limit of many iterations ("limit"), or
       equal always for as many queries as keys ("exact");
     * differentiable: query and key receive the exact gradient;
-    * causal: a causal mask hides the future, because no row depends on a later one;
+    * causal: a causal mask hides the future, because no row depends on a later one; an operator
+      that takes no such mask hides it by itself;
     * order_free: permuting keys with values, or queries with results, changes nothing else;
     * square: there must be as many queries as keys;
     * masks: what may be hidden: "any" pair, only whole tokens ("padding"), or nothing ("none").
