@@ -18,6 +18,7 @@ def elastic_monarch_attention(
     eps: Option = 1.0,
     omega: Option = 1.0,
     iters: int = 10,
+    updates: int = 2,
     block: int | None = None,
     pad: str = "post",
     mask: Mask | None = None,
@@ -28,18 +29,19 @@ def elastic_monarch_attention(
 ) -> Float[Tensor, "*b n e"]:
     """Attend with a Monarch matrix whose columns are pulled towards equal mass.
 
-        maximise <S, P> + H(P) - rho KL(P^T 1 | b)  over Monarch matrices,   lam = rho / (rho + 1)
+        P = softmax_row(M + g),   M = the scores in the Monarch form that `monarch_attention` finds
+        g <- (1 - omega) g + omega lam (log b - LSE_i(M + f)),   f = -LSE_j(M + g)
 
-    A column potential is a bias per key, and the column sums of a Monarch matrix are two thin sums;
-    so time and memory are those of `monarch_attention`, m (block + n/block) per iteration.
+    A bias per key keeps the Monarch form, and column sums of it are two thin sums: an iteration
+    takes m (block + n/block) steps, and nothing of size n x m exists.
 
     Args:
         query, key, value, eps, scale, column_mass: as for `elastic_attention`.
-        lam: elasticity in [0, 1]: 0 is `monarch_attention` with `iters + 1` updates, 1 is doubly
-            stochastic in the limit.
+        lam: elasticity in [0, 1]: 0 is `monarch_attention`, 1 is doubly stochastic in the limit.
         omega: step of the column update in (0, 2); 1 is plain.
-        iters: iterations, each one update of both factors and one column step. An update of the
-            factors ends them, so rows sum to one.
+        iters: iterations, each one row and one column step.
+        updates: updates of the Monarch form, the `iters` of `monarch_attention`. They come first
+            and feel the column steps; then the form stays, so that the columns can converge.
         block, pad, mask, query_mask, key_mask: as for `monarch_attention`.
 
     >>> import torch, bistoch
@@ -49,8 +51,9 @@ def elastic_monarch_attention(
     """
     operator = "elastic_monarch_attention"
     batch = _inputs.check_tokens(operator, query, key, value)
+    _inputs.check_count(operator, "updates", updates, least=1)
     options = Options(lam, eps, omega, iters, None, mask, query_mask, key_mask, column_mass, scale)
-    return attend(operator, batch, query, key, value, options, block, pad)
+    return attend(operator, batch, query, key, value, options, updates, block, pad)
 
 
 def elastic_monarch_plan(
@@ -61,6 +64,7 @@ def elastic_monarch_plan(
     eps: Option = 1.0,
     omega: Option = 1.0,
     iters: int = 10,
+    updates: int = 2,
     block: int | None = None,
     pad: str = "post",
     mask: Mask | None = None,
@@ -81,5 +85,6 @@ def elastic_monarch_plan(
     """
     operator = "elastic_monarch_plan"
     batch = _inputs.check_tokens(operator, query, key)
+    _inputs.check_count(operator, "updates", updates, least=1)
     options = Options(lam, eps, omega, iters, None, mask, query_mask, key_mask, column_mass, scale)
-    return dense(operator, batch, query, key, options, block, pad)
+    return dense(operator, batch, query, key, options, updates, block, pad)

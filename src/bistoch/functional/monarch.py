@@ -63,8 +63,8 @@ def monarch_attention(
     operator = "monarch_attention"
     batch = _inputs.check_tokens(operator, query, key, value)
     _inputs.check_count(operator, "iters", iters, least=1)
-    options = Options(0.0, eps, 1.0, iters - 1, None, mask, query_mask, key_mask, None, scale)
-    return attend(operator, batch, query, key, value, options, block, pad)
+    options = Options(0.0, eps, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
+    return attend(operator, batch, query, key, value, options, iters, block, pad)
 
 
 def monarch_plan(
@@ -95,8 +95,8 @@ def monarch_plan(
     operator = "monarch_plan"
     batch = _inputs.check_tokens(operator, query, key)
     _inputs.check_count(operator, "iters", iters, least=1)
-    options = Options(0.0, eps, 1.0, iters - 1, None, mask, query_mask, key_mask, None, scale)
-    return dense(operator, batch, query, key, options, block, pad)
+    options = Options(0.0, eps, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
+    return dense(operator, batch, query, key, options, iters, block, pad)
 
 
 class Blocks(NamedTuple):
@@ -117,6 +117,16 @@ class Blocks(NamedTuple):
         return size * places * self.key.shape[1] * (theirs + self.key.shape[2])
 
 
+class Tangent(NamedTuple):
+    """Scores in Monarch form: S[(l, p), (k, i)] = base[k, p, i] + tilt[p, k, l].
+
+    The softmax of such scores, with any bias of the keys, is a Monarch matrix.
+    """
+
+    base: Float[Tensor, "B k p i"]
+    tilt: Float[Tensor, "B p k l"]
+
+
 class Factors(NamedTuple):
     """The two factors; sums over queries are taken of the logarithms, which cannot underflow."""
 
@@ -127,30 +137,30 @@ class Factors(NamedTuple):
 
 def attend(
     operator: str, batch: torch.Size, query: Tensor, key: Tensor, value: Tensor,
-    options: Options, block: int | None, pad: str,
+    options: Options, updates: int, block: int | None, pad: str,
 ) -> Tensor:  # fmt: skip
-    """Check, cut, iterate, and apply the two factors to the values one after the other."""
+    """Check, cut, solve, and apply the two factors to the values one after the other."""
     problem, block = _pose(operator, batch, query, key, options, block, pad)
     n, value = query.shape[-2], flatten(value, batch)
     if problem.query.shape[1] == 0 or problem.key.shape[1] == 0:
         return query.new_zeros(*batch, n, value.shape[-1])
 
-    def finish(mean: Tensor, column: Tensor, value: Tensor) -> Tensor:
-        found = update(blocks, mean, column)
+    def finish(base: Tensor, tilt: Tensor, column: Tensor, value: Tensor) -> Tensor:
+        found = factor(blocks, Tangent(base, tilt), column)
         answers = (found.within @ value).transpose(1, 2)
         return (found.log_between.exp().mT @ answers).transpose(1, 2)
 
     with full_precision(query.device):
         blocks = cut(problem, block, pad)
-        mean, column = iterate(blocks, options, pad)
-        output = forgetful(blocks.pairs(), finish, mean, column, _blocked(value, block, pad))
+        scores, column = solve(blocks, options, updates, pad)
+        output = forgetful(blocks.pairs(), finish, *scores, column, _blocked(value, block, pad))
         output = _joined(output, n, pad)
     return output.reshape(*batch, n, value.shape[-1]).to(query.dtype)
 
 
 def dense(
     operator: str, batch: torch.Size, query: Tensor, key: Tensor,
-    options: Options, block: int | None, pad: str,
+    options: Options, updates: int, block: int | None, pad: str,
 ) -> Tensor:  # fmt: skip
     """The product of the two factors as a matrix."""
     problem, block = _pose(operator, batch, query, key, options, block, pad)
@@ -159,31 +169,38 @@ def dense(
         return query.new_zeros(*batch, n, m)
     with full_precision(query.device):
         blocks = cut(problem, block, pad)
-        found = update(blocks, *iterate(blocks, options, pad))
+        found = factor(blocks, *solve(blocks, options, updates, pad))
         plan = torch.einsum("zpkl,zkpi->zkilp", found.log_between.exp(), found.within)
-        # the axes of the queries, then those of the keys
+        # join the axes of the keys, then those of the queries
         plan = _joined(plan.flatten(3, 4), m, pad).mT
         plan = _joined(plan.unflatten(1, (-1, block)), n, pad)
     return plan.reshape(*batch, n, m).to(query.dtype)
 
 
-def iterate(blocks: Blocks, options: Options, pad: str) -> tuple[Tensor, Tensor]:
-    """Run all updates but the last, each followed by a column step if columns are pulled.
+def solve(blocks: Blocks, options: Options, updates: int, pad: str) -> tuple[Tangent, Tensor]:
+    """Find scores in Monarch form and the column potentials that balance them.
 
-    What one update needs of the one before is linear in the length: the mean query of every block
-    and place, and the column potential of every key.
+    Column steps run along with the updates as long as there are any; those that are left balance
+    scores that no longer move, which is Sinkhorn's problem and converges as surely.
     """
     balanced = isinstance(options.lam, Tensor) or options.lam > 0
+    steps = options.iters if balanced else 0
 
-    def step(mean: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
-        found = update(blocks, mean, column)
-        column = column_step(blocks, found, column) if balanced else column
-        return row_softmax(found.log_between) @ blocks.query, column
+    def advance(mean: Tensor, column: Tensor, steps: bool) -> tuple[Tensor, Tensor]:
+        found = factor(blocks, touch(blocks, mean, column), column)
+        mean = row_softmax(found.log_between) @ blocks.query
+        return mean, column_step(blocks, found, column) if steps else column
+
+    def balance(base: Tensor, tilt: Tensor, column: Tensor) -> Tensor:
+        return column_step(blocks, factor(blocks, Tangent(base, tilt), column), column)
 
     mean, column = first_mean(blocks, pad), torch.zeros_like(blocks.bias)
-    for _ in range(options.iters):
-        mean, column = forgetful(blocks.pairs(), step, mean, column)
-    return mean, column
+    for t in range(updates - 1):
+        mean, column = forgetful(blocks.pairs(), advance, mean, column, t < steps)
+    scores = Tangent(*forgetful(blocks.pairs(), lambda *x: touch(blocks, *x), mean, column))
+    for _ in range(updates - 1, steps):
+        column = forgetful(blocks.pairs(), balance, *scores, column)
+    return scores, column
 
 
 def first_mean(blocks: Blocks, pad: str) -> Float[Tensor, "B p k d"]:
@@ -202,26 +219,31 @@ def first_mean(blocks: Blocks, pad: str) -> Float[Tensor, "B p k d"]:
     return torch.where(exists[..., None], blocks.query[:, :, index], mean)
 
 
-def update(
+def touch(
     blocks: Blocks, mean: Float[Tensor, "B p k d"], column: Float[Tensor, "B k i"]
-) -> Factors:
-    """The best `within` for these mean queries, then the best `between` for that `within`.
+) -> Tangent:
+    """The scores at the mean query, and for every query the tangent there.
 
-    A softmax over blocks would weigh block k by LSE_i(S), a convex function of the query. This one
-    weighs it by its tangent at the mean query, which all queries at the same place share.
+    A softmax weighs block k by LSE_i(S), a convex function of the query. Here it is weighed by the
+    tangent of that function at the mean query, which all queries at the same place share.
     """
-    scores = mean.transpose(1, 2) @ blocks.key.mT + (blocks.bias + column)[:, :, None, :]
-    within = row_softmax(scores)
+    base = mean.transpose(1, 2) @ blocks.key.mT + blocks.bias[:, :, None, :]
+    slope = (row_softmax(base + column[:, :, None, :]) @ blocks.key).transpose(1, 2)
+    tilt = slope @ blocks.query.mT - (slope * mean).sum(-1, keepdim=True)
+    return Tangent(base, tilt)
+
+
+def factor(blocks: Blocks, scores: Tangent, column: Float[Tensor, "B k i"]) -> Factors:
+    """The softmax of scores in Monarch form and a bias per key."""
+    base = scores.base + column[:, :, None, :]
     # minus infinity, with a gradient of zero, for a block without a real key
-    total = logsumexp(scores, -1)
-    log_within = scores - total.masked_fill(total == -torch.inf, 0)[..., None]
-    slope = (within @ blocks.key).transpose(1, 2)
-    height = total.transpose(1, 2) - (slope * mean).sum(-1)
-    tangent = slope @ blocks.query.mT + height[..., None]
-    dead = (tangent == -torch.inf).all(-2, keepdim=True)
-    log_between = tangent.masked_fill(dead, 0).log_softmax(-2)
+    total = logsumexp(base, -1)
+    log_within = base - total.masked_fill(total == -torch.inf, 0)[..., None]
+    choice = scores.tilt + total.transpose(1, 2)[..., None]
+    dead = (choice == -torch.inf).all(-2, keepdim=True)
+    log_between = choice.masked_fill(dead, 0).log_softmax(-2)
     dead = dead | ~blocks.real[:, :, None, :]
-    return Factors(within, log_within, log_between.masked_fill(dead, -torch.inf))
+    return Factors(row_softmax(base), log_within, log_between.masked_fill(dead, -torch.inf))
 
 
 def column_step(
