@@ -7,6 +7,7 @@ space := $(subst ,, )
 
 # modules whose signatures carry shapes, and what checks them
 SHAPED := $(subst $(space),$(comma),$(addprefix bistoch.functional.,softmax hard anneal gumbel \
+	monarch elastic_monarch delta \
 	elastic.api elastic.pose elastic.problem elastic.reference)),beartype.beartype
 
 .PHONY: demo test test-all lint shapes figures clean

@@ -254,7 +254,7 @@ attend, plan = (inspect.unwrap(f) for f in (bistoch.delta_attention, bistoch.del
     ({"stride": 0}, ValueError, "stride must be at least 1"),
     ({"tail": 1.5}, TypeError, "tail must be a whole number"),
     ({"correction": "gamma"}, ValueError, "correction must be one of 'delta', 'recompute', 'none'"),
-    ({"inner": "sinkhorn"}, ValueError, "inner must be an operator whose rows .* one by one.*'sinkhorn' is not"),
+    ({"inner": "sinkhorn"}, ValueError, "inner must be .* one by one.*'sinkhorn' is not"),
     ({"inner": "delta"}, ValueError, "'delta' is not; use inner='softmax'"),
     ({"mask": torch.ones(7, 7, dtype=torch.bool).tril()}, ValueError,
      r"mask must be the same for all queries.*causal by itself.*\(7, 7\)"),

@@ -15,13 +15,16 @@ def tokens(*batch, n=7, m=5, d=3, e=2, dtype=torch.float64):
 
 @pytest.mark.parametrize("name", bistoch.OPERATORS)
 def test_every_row_of_the_table_builds_from_its_name_and_attends(name):
-    q, k, v = tokens(2, 3)
-    masks = {
-        "mask": torch.rand(7, 5) > 0.2,
-        "query_mask": torch.tensor([True] * 5 + [False] * 2),
-        "key_mask": torch.tensor([True] * 4 + [False]),
-    }
     module, row = build_operator(name, heads=3), bistoch.OPERATORS[name]
+    m = 7 if row.square else 5
+    q, k, v = tokens(2, 3, m=m)
+    masks = {
+        "mask": torch.rand(7, m) > 0.2,
+        "query_mask": torch.arange(7) < 5,
+        "key_mask": torch.arange(m) < m - 2,
+    }
+    known = {"any": masks, "padding": ("query_mask", "key_mask"), "none": ()}[row.masks]
+    masks = {mask: masks[mask] for mask in known}
     assert torch.equal(module(q, k, v, **masks), row.attention(q, k, v, **masks))
     assert torch.equal(module.plan(q, k, **masks), row.plan(q, k, **masks))
     assert repr(module) == name + "()"
