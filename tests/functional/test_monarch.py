@@ -65,6 +65,11 @@ def test_blocks_of_one_and_one_block_are_softmax(n, m):
         torch.testing.assert_close(bistoch.monarch_attention(q, k, v, block=block), wanted)
 
 
+def test_a_block_far_larger_than_the_sequence_costs_nothing():
+    q, k, v = tokens(7, 5, batch=(), dtype=torch.float32)
+    assert allocated_by(lambda: bistoch.monarch_attention(q, k, v, block=1 << 40))[1] < 1 * MIB
+
+
 def test_a_plan_is_of_rank_one_for_every_place_and_block():
     q, k, _ = tokens(15, 12, batch=())
     plan = bistoch.monarch_plan(q, k, block=3).reshape(5, 3, 4, 3)

@@ -110,7 +110,7 @@ def check_square(operator: str, query: Tensor, key: Tensor, reason: str) -> None
 
 def check_inner(operator: str, row: "Operator") -> None:
     """Check that single rows of an operator can be computed, each with a mask of its own."""
-    if not row.causal or row.columns != "free" or row.masks != "any" or row.square:
+    if not row.rows_stand_alone:
         raise ValueError(
             f"{operator}: inner must be an operator whose rows can be computed one by one (causal, "
             f"columns free, any mask), but {row.name!r} is not; use inner='softmax'"

@@ -46,6 +46,17 @@ class Operator:
     square: bool = False
     masks: Literal["any", "padding", "none"] = "any"
 
+    @property
+    def rows_stand_alone(self) -> bool:
+        """Whether a row can be computed without the others, each with a mask of its own.
+
+        >>> import bistoch
+        >>> [name for name, row in bistoch.OPERATORS.items() if row.rows_stand_alone][0]
+        'softmax'
+        """
+        rows_are_free = self.causal and self.columns == "free"
+        return rows_are_free and self.masks == "any" and not self.square
+
     def options(self) -> dict[str, Any]:
         """The options of this operator with their defaults.
 

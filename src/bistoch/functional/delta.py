@@ -81,13 +81,7 @@ def delta_attention(
             )
             output = rule.correct(output, dense)
         if tail:
-            first = tokens.first_of(tail)
-            index = (first[..., None] + torch.arange(min(tail, n), device=query.device))[..., None]
-            query_rows = torch.take_along_dim(tokens.expand(tokens.query), index, -2)
-            dense = _dense_rows(attend, tokens, value, query_rows, index[..., 0], n)
-            is_tail, place = tokens.after(first)
-            dense = torch.take_along_dim(dense, place.clamp(0, min(tail, n) - 1)[..., None], -2)
-            output = torch.where(is_tail[..., None], dense, output)
+            output = _with_dense_tail(attend, tokens, value, output, min(tail, n))
         output = tokens.unsort(output)
     return output.expand(*batch, n, e).to(query.dtype)
 
@@ -258,6 +252,20 @@ def _dense_rows(
         for first in range(0, rows, CHUNK)
     ]
     return torch.cat(chunks, -2)
+
+
+def _with_dense_tail(
+    attend: Callable[..., Tensor], tokens: Tokens, value: Float[Tensor, "*#b n e"],
+    output: Float[Tensor, "*#b n e"], tail: int,
+) -> Float[Tensor, "*#b n e"]:  # fmt: skip
+    """Put dense rows in the place of the last ones of every sequence, wherever it ends."""
+    first = tokens.first_of(tail)
+    index = first[..., None] + torch.arange(tail, device=first.device)
+    query = torch.take_along_dim(tokens.expand(tokens.query), index[..., None], -2)
+    dense = _dense_rows(attend, tokens, value, query, index, value.shape[-2])
+    is_tail, place = tokens.after(first)
+    dense = torch.take_along_dim(dense, place.clamp(0, tail - 1)[..., None], -2)
+    return torch.where(is_tail[..., None], dense, output)
 
 
 def _pose(operator, batch, query, key, rule, mask, query_mask, key_mask) -> Tokens:

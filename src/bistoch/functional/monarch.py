@@ -12,7 +12,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn.functional import pad as pad_axes
 
@@ -47,7 +47,8 @@ def monarch_attention(
     Args:
         query, key, value, eps, scale: as for `elastic_attention`.
         iters: alternating updates of both factors; most is gained by the first two.
-        block: tokens per block, by default ceil(sqrt(n)). 1, or at least n and m, is softmax.
+        block: tokens per block, by default ceil(sqrt(min(n, m))). 1 is softmax, and so is one block
+            of all tokens.
         pad: where blocks are filled up if `block` does not divide the length: "post", after the
             last token, or "pre", before the first, so that the first block is the short one.
         mask: a boolean mask or a bias that is the same for all queries, (..., 1, m).
@@ -277,7 +278,7 @@ def cut(problem: Problem, block: int, pad: str) -> Blocks:
     query = _blocked(problem.query * problem.sharpness[:, None, None], block, pad)
     return Blocks(
         query=query.transpose(1, 2),
-        real=_blocked(real[..., None], block, pad, False).squeeze(-1).transpose(1, 2),
+        real=_blocked(real[..., None], block, pad).squeeze(-1).transpose(1, 2),
         key=_blocked(problem.key, block, pad),
         bias=_blocked(bias[..., None], block, pad, -torch.inf).squeeze(-1),
         log_mass=_blocked(problem.log_mass[..., None], block, pad).squeeze(-1),
@@ -288,9 +289,12 @@ def cut(problem: Problem, block: int, pad: str) -> Blocks:
 
 def _pose(operator, batch, query, key, options, block, pad) -> tuple[Problem, int]:
     """Check everything; the default block makes the work within and between blocks equal."""
+    n, m = query.shape[-2], key.shape[-2]
     if block is None:
-        block = math.isqrt(max(query.shape[-2] - 1, 0)) + 1
+        block = math.isqrt(max(min(n, m) - 1, 0)) + 1
     _inputs.check_count(operator, "block", block, least=1)
+    # all tokens in one block are not filled up
+    block = min(block, max(n, m, 1))
     _inputs.check_choice(operator, "pad", pad, ("post", "pre"))
     if options.mask is not None:
         reason = "a Monarch matrix can hide a key from all queries, but not from some"
@@ -300,7 +304,7 @@ def _pose(operator, batch, query, key, options, block, pad) -> tuple[Problem, in
 
 def _blocked(
     tokens: Tensor, block: int, pad: str, filling: float = 0.0
-) -> Float[Tensor, "B blocks places f"]:
+) -> Shaped[Tensor, "B blocks places f"]:
     missing = -tokens.shape[1] % block
     ends = (0, 0, missing, 0) if pad == "pre" else (0, 0, 0, missing)
     return pad_axes(tokens, ends, value=filling).unflatten(1, (-1, block))
