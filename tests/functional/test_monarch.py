@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
 import bistoch
@@ -191,6 +193,35 @@ def test_a_mask_that_all_queries_share_hides_and_biases_keys():
         bistoch.monarch_attention(q, k, v, mask=bias, scale=1.0),
         bistoch.monarch_attention(wider, biased, v, scale=1.0),
     )
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_rows_sum_to_one_and_gradients_are_finite(data):
+    n, m, seed = (data.draw(st.integers(0, top)) for top in (9, 9, 2**31))
+    generator = torch.Generator().manual_seed(seed)
+    size = data.draw(st.sampled_from([0.0, 1.0, 30.0, 1e4]))
+    q, k, v = (size * torch.randn(2, length, 3, generator=generator) for length in (n, m, m))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    options = {
+        "iters": data.draw(st.integers(1, 4)),
+        "block": data.draw(st.sampled_from([None, 1, 2, 3, 5])),
+        "pad": data.draw(st.sampled_from(["pre", "post"])),
+        "query_mask": torch.rand(2, n, generator=generator)
+        < data.draw(st.sampled_from([0.5, 1.0])),
+        "key_mask": torch.rand(2, m, generator=generator) < data.draw(st.sampled_from([0.3, 1.0])),
+    }
+    allowed = options["query_mask"][..., None] & options["key_mask"][:, None, :]
+    for name, more in (("monarch", {}), ("elastic_monarch", {"lam": data.draw(st.floats(0, 1))})):
+        row = bistoch.OPERATORS[name]
+        plan = row.plan(q, k, **options, **more)
+        assert (plan >= 0).all()
+        assert not plan[~allowed].any()
+        torch.testing.assert_close(plan.sum(-1), allowed.any(-1).float(), atol=1e-5, rtol=0)
+        result = row.attention(q, k, v, **options, **more)
+        torch.testing.assert_close(result, plan @ v, atol=1e-4 * max(size, 1), rtol=1e-4)
+        gradients = torch.autograd.grad(result.sum(), leaves)
+        assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 def test_large_scores_in_low_precision():

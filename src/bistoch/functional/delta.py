@@ -70,7 +70,7 @@ def delta_attention(
     attend = _inner(operator, inner, "attention")
     n, e = query.shape[-2], value.shape[-1]
     if n == 0:
-        return value.new_zeros(*batch, n, e)
+        return query @ key.mT @ value
     value = tokens.sort(value.to(tokens.query.dtype))
     with full_precision(query.device):
         output = _sparse_rows(attend, tokens, value, rule)

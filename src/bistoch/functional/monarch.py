@@ -142,9 +142,10 @@ def attend(
 ) -> Tensor:  # fmt: skip
     """Check, cut, solve, and apply the two factors to the values one after the other."""
     problem, block = _pose(operator, batch, query, key, options, block, pad)
-    n, value = query.shape[-2], flatten(value, batch)
-    if problem.query.shape[1] == 0 or problem.key.shape[1] == 0:
-        return query.new_zeros(*batch, n, value.shape[-1])
+    n, m = query.shape[-2], key.shape[-2]
+    if n == 0 or m == 0:
+        return query @ key.mT @ value
+    value = flatten(value, batch)
 
     def finish(base: Tensor, tilt: Tensor, column: Tensor, value: Tensor) -> Tensor:
         found = factor(blocks, Tangent(base, tilt), column)
@@ -167,7 +168,7 @@ def dense(
     problem, block = _pose(operator, batch, query, key, options, block, pad)
     n, m = query.shape[-2], key.shape[-2]
     if n == 0 or m == 0:
-        return query.new_zeros(*batch, n, m)
+        return query @ key.mT
     with full_precision(query.device):
         blocks = cut(problem, block, pad)
         found = factor(blocks, *solve(blocks, options, updates, pad))
