@@ -14,7 +14,11 @@ from bistoch.functional import Potentials as Potentials
 from bistoch.functional import anneal_attention as anneal_attention
 from bistoch.functional import anneal_plan as anneal_plan
 from bistoch.functional import balance as balance
+from bistoch.functional import delta_attention as delta_attention
+from bistoch.functional import delta_plan as delta_plan
 from bistoch.functional import elastic_attention as elastic_attention
+from bistoch.functional import elastic_monarch_attention as elastic_monarch_attention
+from bistoch.functional import elastic_monarch_plan as elastic_monarch_plan
 from bistoch.functional import elastic_plan as elastic_plan
 from bistoch.functional import elastic_potentials as elastic_potentials
 from bistoch.functional import entmax_attention as entmax_attention
@@ -26,6 +30,8 @@ from bistoch.functional import lowrank_attention as lowrank_attention
 from bistoch.functional import lowrank_plan as lowrank_plan
 from bistoch.functional import mixing_attention as mixing_attention
 from bistoch.functional import mixing_plan as mixing_plan
+from bistoch.functional import monarch_attention as monarch_attention
+from bistoch.functional import monarch_plan as monarch_plan
 from bistoch.functional import normsoftmax_attention as normsoftmax_attention
 from bistoch.functional import normsoftmax_plan as normsoftmax_plan
 from bistoch.functional import orthogonal_attention as orthogonal_attention

@@ -11,6 +11,7 @@ from bistoch.functional._operator import Operator as Operator
 from bistoch.functional._operator import check_options as check_options
 from bistoch.functional._operator import parse_operator as parse_operator
 from bistoch.functional.anneal import anneal_attention, anneal_plan
+from bistoch.functional.delta import delta_attention, delta_plan
 from bistoch.functional.elastic import BACKENDS as ELASTIC_BACKENDS
 from bistoch.functional.elastic import ConvergenceWarning as ConvergenceWarning
 from bistoch.functional.elastic import Potentials as Potentials
@@ -22,10 +23,12 @@ from bistoch.functional.elastic import (
     sinkhorn_plan,
 )
 from bistoch.functional.elastic import elastic_potentials as elastic_potentials
+from bistoch.functional.elastic_monarch import elastic_monarch_attention, elastic_monarch_plan
 from bistoch.functional.gumbel import gumbel_balance as gumbel_balance
 from bistoch.functional.hard import hard_attention, hard_plan
 from bistoch.functional.lowrank import lowrank_attention, lowrank_plan
 from bistoch.functional.mixing import mixing_attention, mixing_plan
+from bistoch.functional.monarch import monarch_attention, monarch_plan
 from bistoch.functional.orthogonal import orthogonal_attention, orthogonal_plan
 from bistoch.functional.quantum import quantum_attention, quantum_plan
 from bistoch.functional.rowwise import (
@@ -173,6 +176,34 @@ OPERATORS = MappingProxyType({
         source="Fan et al. 2022, Erick et al. 2023",
         family="balanced",
     ),
+    "monarch": Operator(
+        name="monarch",
+        attention=monarch_attention,
+        plan=monarch_plan,
+        backends=("torch",),
+        rows_exact=True,
+        columns="free",
+        differentiable=True,
+        causal=False,
+        order_free=False,
+        masks="padding",
+        source="Yaras et al. 2025",
+        family="structured",
+    ),
+    "elastic_monarch": Operator(
+        name="elastic_monarch",
+        attention=elastic_monarch_attention,
+        plan=elastic_monarch_plan,
+        backends=("torch",),
+        rows_exact=True,
+        columns="elastic",
+        differentiable=True,
+        causal=False,
+        order_free=False,
+        masks="padding",
+        source="this library, after Yaras et al. 2025",
+        family="structured",
+    ),
     "lowrank": Operator(
         name="lowrank",
         attention=lowrank_attention,
@@ -186,6 +217,22 @@ OPERATORS = MappingProxyType({
         source="Shahbazi et al. 2025, glued exactly",
         family="structured",
         masks="padding",
+    ),
+    "delta": Operator(
+        name="delta",
+        attention=delta_attention,
+        plan=delta_plan,
+        backends=("torch",),
+        rows_exact=True,
+        nonnegative=False,
+        columns="free",
+        differentiable=True,
+        causal=True,
+        order_free=False,
+        square=True,
+        masks="padding",
+        source="Willette et al. 2025",
+        family="structured",
     ),
     "mixing": Operator(
         name="mixing",

@@ -26,7 +26,8 @@ class Operator:
     * columns: "free", pulled ("elastic"), equal in the limit of many iterations ("limit"), or
       equal always for as many queries as keys ("exact");
     * differentiable: query and key receive the exact gradient;
-    * causal: a causal mask hides the future, because no row depends on a later one;
+    * causal: a causal mask hides the future, because no row depends on a later one; an operator
+      that takes no such mask hides it by itself;
     * order_free: permuting keys with values, or queries with results, changes nothing else;
     * square: there must be as many queries as keys;
     * masks: what may be hidden: "any" pair, only whole tokens ("padding"), or nothing ("none");
@@ -52,6 +53,17 @@ class Operator:
     static: bool = False
     family: Literal["balanced", "structured", "row-wise"] = "structured"
     longest: int | None = None
+
+    @property
+    def rows_stand_alone(self) -> bool:
+        """Whether a row can be computed without the others, each with a mask of its own.
+
+        >>> import bistoch
+        >>> [name for name, row in bistoch.OPERATORS.items() if row.rows_stand_alone][0]
+        'softmax'
+        """
+        rows_are_free = self.causal and self.columns == "free"
+        return rows_are_free and self.masks == "any" and not self.square
 
     def options(self) -> dict[str, Any]:
         """The options of this operator with their defaults.

@@ -37,7 +37,7 @@ def square_scores(
     scale: float | None,
 ) -> Square:
     """Check that the plan can be square, and compute the scores of the real tokens."""
-    _inputs.check_square(operator, query, key)
+    _inputs.check_square(operator, query, key, "its plan is square")
     _inputs.refuse_pairs(operator, mask, "the plan comes from the whole matrix")
     options = Options(1.0, eps, 1.0, 0, None, None, query_mask, key_mask, None, scale)
     problem = pose(operator, batch, query, key, options)

@@ -48,7 +48,7 @@ class OperatorModule(nn.Module):
     @property
     def rows_are_independent(self) -> bool:
         """Whether no row feels another, so that what a padded query does is its own affair."""
-        return self.row.causal and self.row.columns == "free"
+        return self.row.rows_stand_alone
 
     def options(self) -> dict[str, Any]:
         """The options of the next call, by name."""

@@ -72,7 +72,7 @@ def forbid(
     return scores
 
 
-def row_softmax(scores: Float[Tensor, "B r m"]) -> Float[Tensor, "B r m"]:
+def row_softmax(scores: Float[Tensor, "*B r m"]) -> Float[Tensor, "*B r m"]:
     """Rows that sum to one, or are zero where nothing is allowed.
 
     This is `exp(S + f)` without the rounding of f, which matters for large scores.

@@ -69,7 +69,7 @@ def live_columns(scores: Float[Tensor, "B n m"]) -> Tensor:
     return (scores > -torch.inf).any(-2)
 
 
-def logsumexp(x: Float[Tensor, "B n m"], dim: int) -> Tensor:
+def logsumexp(x: Float[Tensor, "*B n m"], dim: int) -> Tensor:
     """The log of a sum of exponentials: minus infinity, with zero gradient, if no term is finite.
 
     torch.logsumexp has the same values but a NaN gradient there.

@@ -1,0 +1,37 @@
+"""The one door for user input: every check and every error sentence of the operators lives here.
+
+A sentence names the operator, the argument, what was expected in words, what came in numbers, and
+the remedy.
+"""
+
+from bistoch.functional._inputs.kinds import Mask as Mask
+from bistoch.functional._inputs.kinds import Option as Option
+from bistoch.functional._inputs.options import check_blur as check_blur
+from bistoch.functional._inputs.options import check_choice as check_choice
+from bistoch.functional._inputs.options import check_circuit as check_circuit
+from bistoch.functional._inputs.options import check_count as check_count
+from bistoch.functional._inputs.options import check_eps as check_eps
+from bistoch.functional._inputs.options import check_inner as check_inner
+from bistoch.functional._inputs.options import check_lam as check_lam
+from bistoch.functional._inputs.options import check_logit as check_logit
+from bistoch.functional._inputs.options import check_noise as check_noise
+from bistoch.functional._inputs.options import check_omega as check_omega
+from bistoch.functional._inputs.options import check_qubits as check_qubits
+from bistoch.functional._inputs.options import check_rank as check_rank
+from bistoch.functional._inputs.options import check_ridge as check_ridge
+from bistoch.functional._inputs.options import check_scale as check_scale
+from bistoch.functional._inputs.options import check_tau as check_tau
+from bistoch.functional._inputs.options import check_theta as check_theta
+from bistoch.functional._inputs.options import check_tol as check_tol
+from bistoch.functional._inputs.tensors import check_floating as check_floating
+from bistoch.functional._inputs.tokens import check_column_mass as check_column_mass
+from bistoch.functional._inputs.tokens import check_equal_padding as check_equal_padding
+from bistoch.functional._inputs.tokens import check_mask as check_mask
+from bistoch.functional._inputs.tokens import check_padding as check_padding
+from bistoch.functional._inputs.tokens import check_shared_mask as check_shared_mask
+from bistoch.functional._inputs.tokens import check_square as check_square
+from bistoch.functional._inputs.tokens import check_tokens as check_tokens
+from bistoch.functional._inputs.tokens import check_variance as check_variance
+from bistoch.functional._inputs.tokens import check_vectors as check_vectors
+from bistoch.functional._inputs.tokens import check_weight as check_weight
+from bistoch.functional._inputs.tokens import refuse_pairs as refuse_pairs

@@ -1,0 +1,90 @@
+"""Elastic Monarch attention: columns pulled to equal mass without any n x m matrix."""
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from bistoch.functional import _inputs
+from bistoch.functional._inputs import Mask, Option
+from bistoch.functional.elastic.pose import Options
+from bistoch.functional.monarch import attend, dense
+
+
+def elastic_monarch_attention(
+    query: Float[Tensor, "*#b n d"],
+    key: Float[Tensor, "*#b m d"],
+    value: Float[Tensor, "*#b m e"],
+    *,
+    lam: Option = 1.0,
+    eps: Option = 1.0,
+    omega: Option = 1.0,
+    iters: int = 10,
+    updates: int = 2,
+    block: int | None = None,
+    pad: str = "post",
+    mask: Mask | None = None,
+    query_mask: Bool[Tensor, "..."] | None = None,
+    key_mask: Bool[Tensor, "..."] | None = None,
+    column_mass: Float[Tensor, "..."] | None = None,
+    scale: float | None = None,
+) -> Float[Tensor, "*b n e"]:
+    """Attend with a Monarch matrix whose columns are pulled towards equal mass.
+
+        P = softmax_row(M + g),   M = the scores in the Monarch form that `monarch_attention` finds
+        g <- (1 - omega) g + omega lam (log b - LSE_i(M + f)),   f = -LSE_j(M + g)
+
+    A bias per key keeps the Monarch form, and column sums of it are two thin sums: an iteration
+    takes m (block + n/block) steps, and nothing of size n x m exists.
+
+    Args:
+        query, key, value, eps, scale, column_mass: as for `elastic_attention`.
+        lam: elasticity in [0, 1]: 0 is `monarch_attention`, 1 is doubly stochastic in the limit.
+        omega: step of the column update in (0, 2); 1 is plain.
+        iters: iterations, each one row and one column step.
+        updates: updates of the Monarch form, the `iters` of `monarch_attention`. They come first
+            and feel the column steps; then the form stays, so that the columns can converge.
+        block, pad, mask, query_mask, key_mask: as for `monarch_attention`.
+
+    >>> import torch, bistoch
+    >>> q, k, v = torch.randn(3, 2, 8, 100, 4).unbind()
+    >>> bistoch.elastic_monarch_attention(q, k, v, lam=0.5).shape
+    torch.Size([2, 8, 100, 4])
+    """
+    operator = "elastic_monarch_attention"
+    batch = _inputs.check_tokens(operator, query, key, value)
+    _inputs.check_count(operator, "updates", updates, least=1)
+    options = Options(lam, eps, omega, iters, None, mask, query_mask, key_mask, column_mass, scale)
+    return attend(operator, batch, query, key, value, options, updates, block, pad)
+
+
+def elastic_monarch_plan(
+    query: Float[Tensor, "*#b n d"],
+    key: Float[Tensor, "*#b m d"],
+    *,
+    lam: Option = 1.0,
+    eps: Option = 1.0,
+    omega: Option = 1.0,
+    iters: int = 10,
+    updates: int = 2,
+    block: int | None = None,
+    pad: str = "post",
+    mask: Mask | None = None,
+    query_mask: Bool[Tensor, "..."] | None = None,
+    key_mask: Bool[Tensor, "..."] | None = None,
+    column_mass: Float[Tensor, "..."] | None = None,
+    scale: float | None = None,
+) -> Float[Tensor, "*b n m"]:
+    """The plan of `elastic_monarch_attention` as a dense matrix, for study.
+
+    Arguments are those of `elastic_monarch_attention`.
+
+    >>> import torch, bistoch
+    >>> q, k = torch.randn(2, 25, 4).unbind()
+    >>> plan = bistoch.elastic_monarch_plan(q, k, iters=100)
+    >>> [bool(torch.allclose(plan.sum(axis), torch.ones(25), atol=1e-4)) for axis in (-1, -2)]
+    [True, True]
+    """
+    operator = "elastic_monarch_plan"
+    batch = _inputs.check_tokens(operator, query, key)
+    _inputs.check_count(operator, "updates", updates, least=1)
+    options = Options(lam, eps, omega, iters, None, mask, query_mask, key_mask, column_mass, scale)
+    return dense(operator, batch, query, key, options, updates, block, pad)
