@@ -9,6 +9,17 @@ from bistoch.integrations.huggingface.interface import NAME, import_interfaces
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# the options that say which configuration to read
+WHERE = (
+    "cache_dir",
+    "force_download",
+    "local_files_only",
+    "revision",
+    "subfolder",
+    "token",
+    "trust_remote_code",
+)
+
 
 def from_pretrained(kind: Any, path: str | PathLike[str], **options: Any) -> "PreTrainedModel":
     """Load a model that was converted and saved, with what its operators learned.
@@ -37,23 +48,16 @@ def from_pretrained(kind: Any, path: str | PathLike[str], **options: Any) -> "Pr
     import torch
     from transformers import AutoConfig
 
-    hub = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
-    if "config" in options:
-        config = options.pop("config")
-    else:
-        config = AutoConfig.from_pretrained(path, **{k: options[k] for k in hub if k in options})
-    record = getattr(config, NAME, None)
-    if not record:
-        return kind.from_pretrained(path, config=config, **options)
+    config = options.get("config")
+    if config is None:
+        config = AutoConfig.from_pretrained(path, **{k: options[k] for k in WHERE if k in options})
+    if not getattr(config, NAME, None):
+        return kind.from_pretrained(path, **options)
     if hasattr(kind, "from_config"):
         # an Auto class knows which class it stands for; a model without memory tells its own
         with torch.device("meta"):
-            delattr(config, NAME)
             kind = type(kind.from_config(config))
-    setattr(config, NAME, record)
-    model, found = _with_operators(kind).from_pretrained(
-        path, config=config, output_loading_info=True, **options
-    )
+    model, found = _with_operators(kind).from_pretrained(path, output_loading_info=True, **options)
     model.__class__ = kind
     lost = sorted(key for key in found["missing_keys"] if f".{NAME}." in key)
     if lost:
