@@ -63,7 +63,7 @@ def load_subject(name: str, texts: Sequence[str] = (), images: Sequence[Path] = 
             notes += note
         else:
             samples = [text.strip() for text in texts]
-            batches, real, tokens = _read_texts(transformers, name, config, samples)
+            batches, real, tokens = read_texts(transformers, name, config, samples)
     return Subject(name, model, causal, samples, batches, real, tokens, notes)
 
 
@@ -137,9 +137,10 @@ def _hides_the_future(model: Any) -> bool:
     return any(hides_the_future(name, layer) for name, layer in layers.items())
 
 
-def _read_texts(
+def read_texts(
     transformers: Any, name: str, config: Any, texts: list[str]
 ) -> tuple[list[dict[str, Tensor]], list[Tensor], list[list[str]]]:
+    """What the model is called with, which tokens are no padding, and the tokens of every text."""
     for number, text in enumerate(texts, 1):
         if not text:
             raise ValueError(f"inspect: text {number} is empty; give at least one word")
