@@ -1,6 +1,9 @@
 """Tiny models of transformers, built from their configurations with fixed weights."""
 
 import pytest
+import torch
+
+from bistoch.integrations.huggingface import attention_layers
 
 transformers = pytest.importorskip("transformers")
 
@@ -39,9 +42,14 @@ def make(name):
         ),
     }  # fmt: skip
     model = makers[name]().eval()
+    if name == "t5":
+        try:
+            attention_layers(model)
+        except NotImplementedError:
+            pytest.skip("T5 of this version of transformers computes its attention by itself")
     # fresh weights are so small that all plans are even; these are not
     for layer in model.modules():
-        if isinstance(layer, transformers.pytorch_utils.nn.Linear):
+        if isinstance(layer, torch.nn.Linear):
             layer.weight.data.mul_(8)
     return model
 

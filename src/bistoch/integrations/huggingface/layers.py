@@ -37,7 +37,7 @@ def attention_layers(model: "PreTrainedModel") -> dict[str, nn.Module]:
         raise NotImplementedError(
             f"attention_layers: {type(model).__name__} has no layer that asks the attention "
             "interface of transformers who computes, so nothing can be swapped in; models that "
-            "do are for example BERT, RoBERTa, ViT, Llama and T5"
+            "do are for example BERT, RoBERTa, ViT, Llama, and in recent transformers T5"
         )
     return found
 

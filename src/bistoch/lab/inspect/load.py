@@ -177,8 +177,8 @@ def _load_tokenizer(transformers: Any, name: str) -> Any:
         tokenizer, why = None, f" ({type(reason).__name__})"
     else:
         why = ""
-    # an empty vocabulary is what some versions make of missing files
-    if tokenizer is None or len(tokenizer) < 2 or not tokenizer("a b c")["input_ids"]:
+    # of missing files, transformers makes a tokenizer that knows its special tokens only
+    if tokenizer is None or not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         raise ValueError(
             f"inspect: {name} has no tokenizer that can be read{why}; save the tokenizer of the "
             "model into its folder with tokenizer.save_pretrained(folder)"
