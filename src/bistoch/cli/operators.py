@@ -38,16 +38,28 @@ def list_operators(
     from rich.table import Table
 
     promises = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("operator", "rows", "columns", "gradient", "causal", "order-free"):
+    for head in (
+        "operator",
+        "rows",
+        "columns",
+        "gradient",
+        "causal",
+        "order-free",
+        "n = m",
+        "masks",
+    ):
         promises.add_column(head, no_wrap=True)
     details = Table.grid(padding=(0, 2, 0, 0))
     for operator in OPERATORS.values():
-        facts = (operator.differentiable, operator.causal, operator.order_free)
+        facts = (
+            operator.differentiable, operator.causal, operator.order_free, operator.square,
+        )  # fmt: skip
         promises.add_row(
             f"[bold]{operator.name}[/bold]",
             "one" if operator.rows_exact else "near one",
             COLUMNS[operator.columns],
             *("yes" if fact else "no" for fact in facts),
+            operator.masks,
         )
         options = ", ".join(f"{name}={value!r}" for name, value in operator.options().items())
         details.add_row(f"[bold]{operator.name}[/bold]", f"({options})")
@@ -115,10 +127,13 @@ def _describe(operator: "Operator") -> dict[str, Any]:
     return {
         "name": operator.name,
         "rows_exact": operator.rows_exact,
+        "nonnegative": operator.nonnegative,
         "columns": operator.columns,
         "differentiable": operator.differentiable,
         "causal": operator.causal,
         "order_free": operator.order_free,
+        "square": operator.square,
+        "masks": operator.masks,
         "backends": list(operator.backends),
         "options": operator.options(),
         "source": operator.source,

@@ -21,11 +21,14 @@ class Operator:
     `attention(q, k, v) == plan(q, k) @ v`, and what both promise:
 
     * rows_exact: rows of real queries sum to one after any number of iterations;
+    * nonnegative: no entry is below zero;
     * columns: "free", pulled ("elastic"), equal in the limit of many iterations ("limit"), or
       equal always for as many queries as keys ("exact");
     * differentiable: query and key receive the exact gradient;
-    * causal: a row depends on no other row, so that a causal mask hides the future;
-    * order_free: permuting keys with values, or queries with results, changes nothing else.
+    * causal: a causal mask hides the future, because no row depends on a later one;
+    * order_free: permuting keys with values, or queries with results, changes nothing else;
+    * square: there must be as many queries as keys;
+    * masks: what may be hidden: "any" pair, only whole tokens ("padding"), or nothing ("none").
     """
 
     name: str
@@ -38,6 +41,9 @@ class Operator:
     causal: bool
     order_free: bool
     source: str
+    nonnegative: bool = True
+    square: bool = False
+    masks: Literal["any", "padding", "none"] = "any"
 
     def options(self) -> dict[str, Any]:
         """The options of this operator with their defaults.

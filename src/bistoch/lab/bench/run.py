@@ -24,9 +24,10 @@ from bistoch.lab.bench.memory import total_memory
 from bistoch.lab.bench.peers import missing_packages
 from bistoch.lab.bench.plan import Group, Options, entries_ratio, plan
 from bistoch.lab.bench.plot import draw_bench
-from bistoch.lab.bench.store import Store, write_whole
+from bistoch.lab.bench.store import Store
 from bistoch.lab.bench.table import print_results
 from bistoch.lab.bench.worker import Worker
+from bistoch.lab.files import write_whole
 
 
 def run_bench(options: Options, out: Path, console: Console) -> Path:

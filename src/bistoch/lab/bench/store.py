@@ -9,6 +9,7 @@ from typing import Any
 
 from bistoch.lab.bench.growth import growth_rows
 from bistoch.lab.bench.measure import Cell
+from bistoch.lab.files import write_whole
 
 SCHEMA = 1
 # these are asked again when a run goes on: what is missing today may fit or be installed tomorrow
@@ -73,20 +74,3 @@ def read_results(path: Path) -> dict[str, Any] | None:
         return None
     is_ours = isinstance(results, dict) and results.get("schema") == SCHEMA
     return results if is_ours else None
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Put a file in place in one step.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_whole(Path(folder) / "a", b"all")
-    ...     [(file.name, file.read_bytes()) for file in Path(folder).iterdir()]
-    [('a', b'all')]
-    """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(content)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)

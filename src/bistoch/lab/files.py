@@ -1,0 +1,21 @@
+"""Files that are whole or not there: what a killed run leaves behind is never half a file."""
+
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Put a file in place in one step.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_whole(Path(folder) / "a", b"all")
+    ...     [(file.name, file.read_bytes()) for file in Path(folder).iterdir()]
+    [('a', b'all')]
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(content)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

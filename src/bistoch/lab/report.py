@@ -1,0 +1,107 @@
+"""A report: text, tables and pictures in one HTML file that needs nothing from outside."""
+
+import base64
+import io
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bistoch.lab.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# nothing but what the file itself holds may be loaded, not even by mistake
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; }
+table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .75rem; text-align: right; border-bottom: 1px solid #8884; }
+th:first-child, td:first-child { text-align: left; }
+div.wide { overflow-x: auto; }
+figure { margin: 1.5rem 0; }
+figure img { max-width: 100%; background: white; border-radius: .25rem; }
+figcaption, caption { color: #888; font-size: .9rem; text-align: left; }
+pre { overflow-x: auto; padding: .75rem; background: #8881; }
+"""
+
+
+class Report:
+    """A page built from top to bottom and written in one step.
+
+    Args:
+        title: the heading of the page.
+
+    >>> import tempfile
+    >>> report = Report("Plans")
+    >>> report.text("Columns of two operators.")
+    >>> report.table(("operator", "largest column"), [("softmax", 3.2), ("sinkhorn", 1.0)])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     page = report.write(Path(folder) / "report.html").read_text(encoding="utf-8")
+    >>> "<td>softmax</td><td>3.2</td>" in page, "http:" in page
+    (True, False)
+    """
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self._parts: list[str] = []
+
+    def heading(self, text: str) -> None:
+        """Begin a section."""
+        self._parts.append(f"<h2>{escape(text)}</h2>")
+
+    def text(self, text: str) -> None:
+        """A paragraph."""
+        self._parts.append(f"<p>{escape(text)}</p>")
+
+    def code(self, text: str) -> None:
+        """Words as they are typed, such as the command that makes the page again."""
+        self._parts.append(f"<pre>{escape(text)}</pre>")
+
+    def table(
+        self, head: Sequence[str], rows: Sequence[Sequence[object]], caption: str = ""
+    ) -> None:
+        """A table; numbers are shown as they are printed, so round them first."""
+        titles = "".join(f"<th>{escape(name)}</th>" for name in head)
+        lines = "".join(
+            "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>"
+            for row in rows
+        )
+        note = f"<caption>{escape(caption)}</caption>" if caption else ""
+        self._parts.append(
+            f'<div class="wide"><table>{note}<thead><tr>{titles}</tr></thead>'
+            f"<tbody>{lines}</tbody></table></div>"
+        )
+
+    def figure(self, figure: "Figure", caption: str) -> None:
+        """A picture of matplotlib; the caption is also what a screen reader says."""
+        content = io.BytesIO()
+        figure.savefig(content, format="png", dpi=110, bbox_inches="tight")
+        self.image(content.getvalue(), caption)
+
+    def image(self, content: bytes, caption: str, kind: str = "png") -> None:
+        """A picture that exists as a file already: png, gif, jpeg or svg+xml."""
+        data = base64.b64encode(content).decode()
+        words = escape(caption)
+        self._parts.append(
+            f'<figure><img alt="{words}" src="data:image/{kind};base64,{data}">'
+            f"<figcaption>{words}</figcaption></figure>"
+        )
+
+    def write(self, path: Path) -> Path:
+        """Write the page; it is there whole or not at all."""
+        title = escape(self.title)
+        page = (
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>{title}</title><style>{STYLE}</style></head>\n<body><h1>{title}</h1>\n"
+            + "\n".join(self._parts)
+            + "\n</body></html>\n"
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, page.encode())
+        return path
