@@ -41,7 +41,7 @@ class Report:
     >>> report.table(("operator", "largest column"), [("softmax", 3.2), ("sinkhorn", 1.0)])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     page = report.write(Path(folder) / "report.html").read_text(encoding="utf-8")
-    >>> "<td>softmax</td><td>3.2</td>" in page, "http" in page
+    >>> "<td>softmax</td><td>3.2</td>" in page, "http:" in page
     (True, False)
     """
 
