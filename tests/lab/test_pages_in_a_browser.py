@@ -97,6 +97,6 @@ def test_the_page_of_the_zero_training_study(tmp_path):
     ]  # fmt: skip
     found = {
         "model": "m", "smoke": True, "iters": 10, "rows": rows,
-        "time": {"seconds as it is": 1.0, "softmax": 1.0},
+        "time": {"seconds": 1.0, "threads": 1, "ratios": {"softmax": 1.0}},
     }  # fmt: skip
     check(write_report(tmp_path, found), tmp_path, pictures=1)

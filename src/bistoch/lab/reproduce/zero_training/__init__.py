@@ -4,4 +4,4 @@ For several elasticities, in all heads and in the half of the heads that tolerat
 on other sentences), the embeddings are compared with those of the model as it is.
 """
 
-from bistoch.lab.reproduce.zero_training.run import run as run
+from bistoch.lab.reproduce.zero_training.run import run_zero_training as run_zero_training

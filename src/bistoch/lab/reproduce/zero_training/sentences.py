@@ -18,7 +18,7 @@ class Sentences:
     choosing: list[str]
 
 
-def load_sentences(smoke: bool) -> list[Sentences]:
+def load_sentences(smoke: bool, seed: int) -> list[Sentences]:
     """News and captions, or the few of a smoke run; what chooses and what is compared differ."""
     if smoke:
         lines = [(line, topic) for topic, some in enumerate(OWN) for line in some]
@@ -29,8 +29,8 @@ def load_sentences(smoke: bool) -> list[Sentences]:
     from bistoch.lab.data import load
 
     news, captions = load("agnews"), load("multi30k")
-    pick = _pick(len(news.x_test), COMPARED)
-    other = _pick(len(news.x_train), CHOOSING)
+    pick = _pick(len(news.x_test), COMPARED, seed)
+    other = _pick(len(news.x_train), CHOOSING, seed)
     return [
         Sentences(
             "AG News",
@@ -40,16 +40,16 @@ def load_sentences(smoke: bool) -> list[Sentences]:
         ),
         Sentences(
             "Multi30k captions",
-            [captions.test["en"][i] for i in _pick(len(captions.test["en"]), COMPARED)],
+            [captions.test["en"][i] for i in _pick(len(captions.test["en"]), COMPARED, seed)],
             None,
-            [captions.valid["en"][i] for i in _pick(len(captions.valid["en"]), CHOOSING)],
+            [captions.valid["en"][i] for i in _pick(len(captions.valid["en"]), CHOOSING, seed)],
         ),
     ]
 
 
-def _pick(size: int, count: int) -> list[int]:
-    """Places drawn at random, the same in every run."""
-    return sorted(np.random.default_rng(0).choice(size, count, replace=False).tolist())
+def _pick(size: int, count: int, seed: int) -> list[int]:
+    """Places drawn at random, the same for the same seed."""
+    return sorted(np.random.default_rng(seed).choice(size, count, replace=False).tolist())
 
 
 # four topics with six sentences each
