@@ -13,7 +13,7 @@ from bistoch.integrations.huggingface.interface import (
     check_scale,
     import_interfaces,
     refuse_causal,
-    register,
+    register_converted,
 )
 from bistoch.integrations.huggingface.layers import attention_layers, count_heads, hides_the_future
 from bistoch.integrations.huggingface.swapped import Swapped
@@ -77,7 +77,7 @@ def convert(
         own_lam = lam.get(number) if isinstance(lam, Mapping) else lam
         made[number] = _make(name, layer, row.name, options, own_heads, own_lam)
     # all is well: nothing of the model was touched before this line
-    register()
+    register_converted()
     record = dict(getattr(model.config, NAME, None) or {})
     for number, swapped in made.items():
         _put(known[number][1], swapped)

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxtyping import Float
@@ -35,7 +36,7 @@ def register(*operators: str) -> None:
     into a layer, and softmax where it put nothing.
 
     Args:
-        operators: texts such as "elastic(lam=0.5, iters=5)"; by default every name of
+        operators: texts such as "elastic(lam=0.5, iters=5)"; by default the names of
             `bistoch.OPERATORS`. Operators with parameters of their own need `convert`.
 
     >>> import torch
@@ -46,21 +47,24 @@ def register(*operators: str) -> None:
     >>> model(torch.tensor([[1, 2, 3]])).last_hidden_state.shape
     torch.Size([1, 3, 8])
     """
-    interface, mask_interface, make_mask = import_interfaces()
-    functions: dict[str, Any] = {NAME: _attend_converted}
-    for text in operators or OPERATORS:
+    texts = operators or [name for name in OPERATORS if not _has_parameters(name)]
+    functions = {}
+    for text in texts:
         operator = build_operator(text, heads=1)
-        if next(operator.parameters(), None) is not None:
+        if _has_parameters(text):
             raise ValueError(
                 f"register: {text!r} has parameters, which need a place in the model; use "
                 f"convert(model, {text!r})"
             )
         check_scale("register", text, operator.options())
         functions[text] = functools.partial(attend, Swapped(operator, None, 1, None))
-    for text, function in functions.items():
-        interface.register(text, function)
-        # without a mask function of the same name, transformers would drop the padding in silence
-        mask_interface.register(text, make_mask)
+    _register(functions)
+    register_converted()
+
+
+def register_converted() -> None:
+    """Make "bistoch" known to transformers: the implementation of converted layers."""
+    _register({NAME: _attend_converted})
 
 
 def import_interfaces() -> tuple[Any, Any, Any]:
@@ -123,7 +127,9 @@ def attend(
     if not independent:
         _check_order(swapped, module, causal or looks_causal(masks), n, m)
     result = drop(swapped(query, key, value, masks), dropout, module.training)
-    wanted = getattr(module.config, "output_attentions", False) or output_attentions
+    # the configuration of the model, not the copy of a converted layer, is what a user changes
+    config = module.config if swapped.config is None else swapped.config
+    wanted = output_attentions or getattr(config, "output_attentions", False)
     plan = swapped.plan(query, key, masks) if wanted else None
     if head_mask is not None:
         # a head is scaled by scaling its result, which is its plan times the values
@@ -141,6 +147,18 @@ def refuse_causal(operator: str, name: str, where: str) -> ValueError:
         f"{operator}: {name} may not be used in {where}, whose queries must not know of later "
         f"ones: a balanced column sums over the future; use {' or '.join(causal)}{coming}"
     )
+
+
+def _register(functions: Mapping[str, Callable[..., Any]]) -> None:
+    interface, mask_interface, make_mask = import_interfaces()
+    for text, function in functions.items():
+        interface.register(text, function)
+        # without a mask function of the same name, transformers would drop the padding in silence
+        mask_interface.register(text, make_mask)
+
+
+def _has_parameters(text: str) -> bool:
+    return next(build_operator(text, heads=1).parameters(), None) is not None
 
 
 def _attend_converted(module: nn.Module, *arguments: Any, **options: Any) -> Any:

@@ -41,8 +41,11 @@ class Reader:
     def __init__(self, subject: Subject, texts: list[str], topics: list[int] | None = None) -> None:
         transformers = import_transformers()
         self.model, self.topics = subject.model, topics
+        # neighbours of like length need little padding
+        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+        self.places = torch.tensor(order).argsort()
         self.batches, self.real, _ = read_texts(
-            transformers, subject.name, subject.model.config, texts
+            transformers, subject.name, subject.model.config, [texts[place] for place in order]
         )
 
     @functools.cached_property
@@ -57,7 +60,7 @@ class Reader:
         if operator is not None:
             huggingface.convert(self.model, operator, heads=heads)
         try:
-            return embed(self.model, self.batches, self.real)
+            return embed(self.model, self.batches, self.real)[self.places]
         finally:
             huggingface.restore(self.model)
 

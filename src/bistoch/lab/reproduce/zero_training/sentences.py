@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 # of every set: how many sentences are compared, and how many others choose the heads
-COMPARED, CHOOSING = 256, 64
+COMPARED, CHOOSING = 200, 32
 
 
 @dataclass(frozen=True)
