@@ -53,8 +53,8 @@ def test_softmax_through_our_path_is_the_model(build, name, own):
     torch.testing.assert_close(run(convert(model, "softmax"), words), expected, **near)
     assert len(converted_layers(model)) == len(attention_layers(model))
     # and a registered name does the same without any conversion
-    restore(model)
-    model.set_attn_implementation("softmax")
+    register()
+    restore(model).set_attn_implementation("softmax")
     torch.testing.assert_close(run(model, words), expected, **near)
 
 

@@ -40,10 +40,10 @@ def register(*operators: str) -> None:
             `bistoch.OPERATORS`. Operators with parameters of their own need `convert`.
 
     >>> import torch
-    >>> from transformers import BertConfig, BertModel
+    >>> from transformers import AutoModel, BertConfig
     >>> register("elastic(lam=0.5)")
     >>> config = BertConfig(num_hidden_layers=2, hidden_size=8, num_attention_heads=2)
-    >>> model = BertModel._from_config(config, attn_implementation="elastic(lam=0.5)")
+    >>> model = AutoModel.from_config(config, attn_implementation="elastic(lam=0.5)")
     >>> model(torch.tensor([[1, 2, 3]])).last_hidden_state.shape
     torch.Size([1, 3, 8])
     """
