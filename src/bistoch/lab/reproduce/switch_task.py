@@ -29,7 +29,7 @@ class TaskShape:
     length: int = 10
     dim: int = 32
     heads: int = 1
-    steps: int = 800
+    steps: int = 1000
     batch: int = 64
     rate: float = 1e-2
 
