@@ -9,6 +9,7 @@ from bistoch.lab.reproduce.rank_decay import run_rank_decay
 from bistoch.lab.reproduce.sinks import run_sinks
 from bistoch.lab.reproduce.study import Settings as Settings
 from bistoch.lab.reproduce.study import Study as Study
+from bistoch.lab.reproduce.zero_training import run_zero_training
 
 STUDIES = MappingProxyType({
     "rank-decay": Study(
@@ -22,6 +23,12 @@ STUDIES = MappingProxyType({
         question="Does balance remove attention sinks, and do diagonal heads take their place?",
         source="Sukenik et al., arXiv 2605.08453; Gu et al., ICLR 2025",
         run=run_sinks,
+    ),
+    "zero-training": Study(
+        name="zero-training",
+        question="How much of a trained sentence encoder is left when balance is swapped in?",
+        source="this library, on all-MiniLM-L6-v2 (Reimers, Gurevych, EMNLP 2019)",
+        run=run_zero_training,
     ),
 })  # fmt: skip
 
