@@ -16,6 +16,9 @@ from torch import Tensor
 import bistoch
 from bistoch.analysis import draw_plans, planted_tokens
 from bistoch.functional.elastic.reference import column_step, row_step
+from bistoch.lab.reproduce import rank_decay as rank_study
+from bistoch.lab.reproduce.network import LAMS, PARTS
+from bistoch.lab.reproduce.rank_report import COLOURS, decay_order
 from bistoch.lab.reproduce.zero_training.page import HEAD, table_rows
 
 DOCS = Path(__file__).parent
@@ -28,7 +31,8 @@ def main() -> None:
     """Measure everything, draw it, and put the numbers into the pages."""
     # small matrices: more threads would only wait for each other
     torch.set_num_threads(1)
-    for measure in (plans, speed_not_softness, rates, iterations, annealing, zero_training):
+    asked = (plans, speed_not_softness, rates, iterations, annealing, zero_training, rank_decay)
+    for measure in asked:
         measure()
         print(f"done: {measure.__name__}")
 
@@ -215,6 +219,48 @@ def zero_training() -> None:
 
 
 # how it is measured
+
+
+def rank_decay() -> None:
+    """What depth leaves of the differences between tokens, before any training."""
+    study = rank_study.FULL._replace(pictures=4)
+    panels = (
+        ("products of independent plans", lambda name: ("product", name)),
+        ("attention alone", lambda name: ("alone", name)),
+        ("attention with skips", lambda name: ("skip", name)),
+    )
+    curves = {}
+    for name in LAMS:
+        curves["product", name] = rank_study.measure_product(study, name, 2.0, 0)
+        curves["alone", name] = rank_study.measure_random(study, name, 2.0, PARTS, 0)
+        curves["skip", name] = rank_study.measure_random(study, name, 2.0, ("mlp", "norm"), 0)
+    figure = Figure(figsize=(10.5, 3.2), layout="constrained")
+    for axes, (title, key) in zip(figure.subplots(1, 3), panels, strict=True):
+        for name, colour in COLOURS.items():
+            axes.plot(curves[key(name)]["residual"], color=colour, label=name)
+        axes.set(yscale="log")
+        decorate(axes, title, "layers", "residual to rank one" if key("")[0] == "product" else "")
+    figure.axes[0].legend(fontsize=8, frameon=False)
+    save(figure, "rank_decay")
+    rows = []
+    for name in LAMS:
+        left = []
+        for scale in study.scales:
+            residual = rank_study.measure_product(study, name, scale, 0)["residual"]
+            left.append((residual[-1] / residual[0]) ** (1 / study.product_depth))
+        alone = curves["alone", name]["residual"]
+        rows.append(
+            [
+                name,
+                f"{decay_order(alone):.1f}",
+                f"{alone[3]:.1e}",
+                f"{curves['skip', name]['residual'][-1]:.3f}",
+                *(f"{one:.3f}" for one in left),
+            ]
+        )
+    heads = ["operator", "order of the decay", "alone, 3 layers", "with skips, 12 layers"]
+    heads += [f"product, scale {scale:g}" for scale in study.scales]
+    put_table("analysis.md", "decay", heads, rows)
 
 
 def seeded(seed: int) -> torch.Generator:

@@ -17,6 +17,9 @@ from bistoch.nn import Attention
 
 # what a block may have besides attention
 PARTS = ("skip", "mlp", "norm")
+# the elasticities that are compared, by name
+LAMS = {"softmax": 0.0, "elastic 0.25": 0.25, "elastic 0.5": 0.5, "elastic 0.75": 0.75,
+        "sinkhorn": 1.0}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,22 @@ class Shape:
     epochs: int = 4
     batch: int = 64
     rate: float = 1e-3
+
+
+# what a smoke run trains
+SMALL = Shape(depth=2, dim=16, heads=2, pictures=320, epochs=1)
+
+
+def operator_text(name: str, iters: int = 10, scale: float = 1.0) -> str:
+    """The operator of a compared elasticity, with scores multiplied by `scale`.
+
+    >>> operator_text("sinkhorn")
+    'elastic(lam=1.0, iters=10, eps=1.0)'
+    """
+    lam = LAMS[name]
+    if lam == 0:
+        return f"softmax(eps={1 / scale})"
+    return f"elastic(lam={lam}, iters={iters}, eps={1 / scale})"
 
 
 class Block(nn.Module):

@@ -17,19 +17,20 @@ from torch import Tensor
 import bistoch
 from bistoch.analysis import capture, metrics
 from bistoch.lab.reproduce.network import (
+    LAMS,
+    SMALL,
     Network,
     Shape,
     load_pictures,
+    operator_text,
     random_network,
     trained_network,
 )
 from bistoch.lab.reproduce.rank_report import write_report
 from bistoch.lab.reproduce.study import Cells, Measurement, Settings, measure_all
 
-# one name for each elasticity, and iterations enough for the plans of the limit
-LAMS = {"softmax": 0.0, "elastic 0.25": 0.25, "elastic 0.5": 0.5, "elastic 0.75": 0.75,
-        "sinkhorn": 1.0}  # fmt: skip
-RANDOM_ITERS, TRAINED_ITERS, PRODUCT_ITERS = 20, 10, 200
+# iterations before training, and for products of plans
+RANDOM_ITERS, PRODUCT_ITERS = 20, 200
 
 
 class Plan(NamedTuple):
@@ -71,7 +72,7 @@ SMOKE = FULL._replace(
     draws=2,
     random=Shape(depth=5, dim=16, heads=2),
     missing=(("skip", "mlp", "norm"), ()),
-    trained=Shape(depth=2, dim=16, heads=2, pictures=320, epochs=1),
+    trained=SMALL,
     trained_missing=((), ("skip", "mlp", "norm")),
     pictures=4,
 )
@@ -124,7 +125,7 @@ def measure_random(
     plan: Plan, operator: str, scale: float, missing: tuple[str, ...], seed: int
 ) -> Measurement:
     """Send pictures through a network before training, without some of its parts."""
-    network = random_network(plan.random, _text(operator, RANDOM_ITERS, scale), seed)
+    network = random_network(plan.random, operator_text(operator, RANDOM_ITERS, scale), seed)
     return _measure_network(network, missing, plan.pictures)
 
 
@@ -132,8 +133,7 @@ def measure_trained(
     plan: Plan, operator: str, missing: tuple[str, ...], seed: int, folder: Path
 ) -> Measurement:
     """Send pictures through a trained network, without some of its parts."""
-    text = _text(operator, TRAINED_ITERS, 1.0)
-    network, accuracy = trained_network(plan.trained, text, seed, folder)
+    network, accuracy = trained_network(plan.trained, operator_text(operator), seed, folder)
     found = _measure_network(network.double(), missing, plan.pictures)
     return {**found, "accuracy": accuracy}
 
@@ -176,13 +176,6 @@ def _measure_network(network: Network, missing: tuple[str, ...], pictures: int) 
     with torch.no_grad(), capture(network, problems=None, budget=1 << 30) as seen:
         network(x_test[:pictures].double())
     return profile([s.state for s in seen.states], [p.plan for p in seen.plans])
-
-
-def _text(operator: str, iters: int, scale: float) -> str:
-    lam = LAMS[operator]
-    if lam == 0:
-        return f"softmax(eps={1 / scale})"
-    return f"elastic(lam={lam}, iters={iters}, eps={1 / scale})"
 
 
 def _without(missing: tuple[str, ...]) -> str:

@@ -258,7 +258,10 @@ def draw(curves: Sequence[Curve]) -> "Figure":
             if (curve.kind, curve.scale, curve.without) == (kind, scale, without):
                 _lines(above, curve, "residual")
                 _lines(below, curve, "effective_rank")
-        above.set(yscale="log")
+        low, high = above.get_ylim()
+        # a short range is read more easily without powers of ten
+        above.set(yscale="log" if high > 20 * max(low, 1e-300) or low <= 0 else "linear")
+        below.xaxis.get_major_locator().set_params(integer=True)
         above.set_title(title, loc="left", fontsize=10, color=INK)
         below.set_xlabel("layers", color=INK)
         for panel in (above, below):
