@@ -19,7 +19,7 @@ from bistoch.functional.elastic.reference import column_step, row_step
 from bistoch.lab.reproduce import rank_decay as rank_study
 from bistoch.lab.reproduce.network import LAMS, PARTS
 from bistoch.lab.reproduce.rank_report import COLOURS, decay_order
-from bistoch.lab.reproduce.zero_training.page import HEAD, table_rows
+from bistoch.lab.reproduce.zero_training.page import HEAD, draw, table_rows
 
 DOCS = Path(__file__).parent
 INK, GRID = "#222222", "#e4e4e4"
@@ -214,8 +214,8 @@ def zero_training() -> None:
     """Balance swapped into a trained encoder; the study takes minutes, so its record is read."""
     record = DOCS.parent / "benchmarks" / "zero-training.json"
     found = json.loads(record.read_text(encoding="utf-8"))
-    rows = [[*row] for row in table_rows(found, "AG News")]
-    put_table("huggingface.md", "zero_training", list(HEAD), rows)
+    save(draw(found), "zero_training")
+    put_table("huggingface.md", "zero_training", HEAD, table_rows(found, "AG News"))
 
 
 # how it is measured
