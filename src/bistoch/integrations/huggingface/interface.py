@@ -74,7 +74,7 @@ def import_interfaces() -> tuple[Any, Any, Any]:
         from transformers.masking_utils import sdpa_mask
     except ImportError as missing:
         raise ImportError(
-            "bistoch.integrations.huggingface needs transformers 5 or later; install it with "
+            "bistoch.integrations.huggingface needs transformers 5.10 or later; install it with "
             'pip install "bistoch[huggingface]"'
         ) from missing
     return AttentionInterface, AttentionMaskInterface, sdpa_mask
