@@ -4,6 +4,7 @@ Pictures are written to docs/figures, tables into the pages, between the lines
 `<!-- measured: name -->` and `<!-- end -->`. Seeds are fixed; nothing here is timed.
 """
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,10 @@ import bistoch
 from bistoch.analysis import draw_plans, planted_tokens
 from bistoch.functional.elastic.reference import column_step, row_step
 from bistoch.functional.sliced.reference import blur, couple
+from bistoch.lab.reproduce import rank_decay as rank_study
+from bistoch.lab.reproduce.network import LAMS, PARTS
+from bistoch.lab.reproduce.rank_report import COLOURS, decay_order
+from bistoch.lab.reproduce.zero_training.page import HEAD, draw, table_rows
 
 DOCS = Path(__file__).parent
 INK, GRID = "#222222", "#e4e4e4"
@@ -27,7 +32,11 @@ def main() -> None:
     """Measure everything, draw it, and put the numbers into the pages."""
     # small matrices: more threads would only wait for each other
     torch.set_num_threads(1)
-    for measure in (plans, speed_not_softness, rates, iterations, annealing, soft_sort, rowwise):
+    asked = (
+        plans, speed_not_softness, rates, iterations, annealing, soft_sort, rowwise, zero_training,
+        rank_decay,
+    )  # fmt: skip
+    for measure in asked:
         measure()
         print(f"done: {measure.__name__}")
 
@@ -234,7 +243,57 @@ def soft_sort() -> None:
     put_table("operators/sliced.md", "soft_sort", heads, rows)
 
 
+def zero_training() -> None:
+    """Balance swapped into a trained encoder; the study takes minutes, so its record is read."""
+    record = DOCS.parent / "benchmarks" / "zero-training.json"
+    found = json.loads(record.read_text(encoding="utf-8"))
+    save(draw(found), "zero_training")
+    put_table("huggingface.md", "zero_training", HEAD, table_rows(found, "AG News"))
+
+
 # how it is measured
+
+
+def rank_decay() -> None:
+    """What depth leaves of the differences between tokens, before any training."""
+    study = rank_study.FULL._replace(pictures=4)
+    panels = (
+        ("products of independent plans", lambda name: ("product", name)),
+        ("attention alone", lambda name: ("alone", name)),
+        ("attention with skips", lambda name: ("skip", name)),
+    )
+    curves = {}
+    for name in LAMS:
+        curves["product", name] = rank_study.measure_product(study, name, 2.0, 0)
+        curves["alone", name] = rank_study.measure_random(study, name, 2.0, PARTS, 0)
+        curves["skip", name] = rank_study.measure_random(study, name, 2.0, ("mlp", "norm"), 0)
+    figure = Figure(figsize=(10.5, 3.2), layout="constrained")
+    for axes, (title, key) in zip(figure.subplots(1, 3), panels, strict=True):
+        for name, colour in COLOURS.items():
+            axes.plot(curves[key(name)]["residual"], color=colour, label=name)
+        axes.set(yscale="log")
+        decorate(axes, title, "layers", "residual to rank one" if key("")[0] == "product" else "")
+    figure.axes[0].legend(fontsize=8, frameon=False)
+    save(figure, "rank_decay")
+    rows = []
+    for name in LAMS:
+        left = []
+        for scale in study.scales:
+            residual = rank_study.measure_product(study, name, scale, 0)["residual"]
+            left.append((residual[-1] / residual[0]) ** (1 / study.product_depth))
+        alone = curves["alone", name]["residual"]
+        rows.append(
+            [
+                name,
+                f"{decay_order(alone):.1f}",
+                f"{alone[3]:.1e}",
+                f"{curves['skip', name]['residual'][-1]:.3f}",
+                *(f"{one:.3f}" for one in left),
+            ]
+        )
+    heads = ["operator", "order of the decay", "alone, 3 layers", "with skips, 12 layers"]
+    heads += [f"product, scale {scale:g}" for scale in study.scales]
+    put_table("analysis.md", "decay", heads, rows)
 
 
 def seeded(seed: int) -> torch.Generator:

@@ -1,5 +1,8 @@
 """Measuring: what turns a plan into a number or a picture."""
 
+from bistoch.analysis import metrics as metrics
+from bistoch.analysis.capture import Captured as Captured
+from bistoch.analysis.capture import capture as capture
 from bistoch.analysis.example import planted_tokens as planted_tokens
 from bistoch.analysis.ledger import Ledger as Ledger
 from bistoch.analysis.ledger import read_ledger as read_ledger

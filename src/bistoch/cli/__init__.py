@@ -11,7 +11,9 @@ import typer
 
 from bistoch.cli.bench import bench
 from bistoch.cli.data import data
+from bistoch.cli.inspect import inspect
 from bistoch.cli.operators import list_operators, show
+from bistoch.cli.reproduce import reproduce
 
 app = typer.Typer(
     help="Attention whose columns are as accountable as its rows.",
@@ -43,3 +45,5 @@ app.command("list")(list_operators)
 app.command()(show)
 app.command()(bench)
 app.add_typer(data, name="data")
+app.command()(inspect)
+app.command()(reproduce)

@@ -1,0 +1,83 @@
+"""Metrics of plans too long to be written down: from the potentials, tile by tile.
+
+Memory is linear in n + m; sixteen thousand tokens need a few megabytes instead of a gigabyte.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from bistoch.functional import _inputs
+from bistoch.functional._inputs import Mask, Option
+from bistoch.functional.elastic.pose import Options, pose
+from bistoch.functional.elastic.problem import full_precision, row_softmax
+from bistoch.functional.elastic.tiles import parts
+
+
+class StreamedPlan(NamedTuple):
+    """What can be said of a plan without keeping it.
+
+    `entropy` is that of `row_entropy`, `sums` those of `column_sums`; hand the sums to `load_of`
+    and the functions of a load, or divide them by n for the sink score. `diagonal` is the attention
+    that token i pays to itself, and empty unless there are as many queries as keys.
+    """
+
+    entropy: Float[Tensor, "*b n"]
+    sums: Float[Tensor, "*b m"]
+    diagonal: Float[Tensor, "*b r"]
+
+
+@torch.no_grad()
+def stream_plan(
+    query: Float[Tensor, "*#b n d"],
+    key: Float[Tensor, "*#b m d"],
+    *,
+    column: Float[Tensor, "..."] | None = None,
+    eps: Option = 1.0,
+    mask: Mask | None = None,
+    query_mask: Bool[Tensor, "..."] | None = None,
+    key_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+) -> StreamedPlan:
+    """Row entropies, column sums and diagonal of a plan that is never written down.
+
+        P = softmax_row(q k^T * scale / eps + bias + column)
+
+    Args:
+        query, key, eps, mask, query_mask, key_mask, scale: as for `bistoch.elastic_attention`.
+        column: the column potential that `bistoch.elastic_potentials` found for them, `(*b, m)`;
+            without one the plan is that of softmax.
+
+    >>> import bistoch
+    >>> q, k = torch.randn(2, 8, 5, 4).unbind()
+    >>> found = stream_plan(q, k, column=bistoch.elastic_potentials(q, k, iters=100).column)
+    >>> bool(torch.allclose(found.sums, torch.ones(8, 5), atol=1e-3))
+    True
+    """
+    batch = _inputs.check_tokens("stream_plan", query, key)
+    options = Options(0.0, eps, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
+    problem = pose("stream_plan", batch, query, key, options)
+    (size, n, _), m = problem.query.shape, problem.key.shape[1]
+    if column is None:
+        column = problem.log_mass.new_zeros(size, m)
+    else:
+        _inputs.check_floating("stream_plan", "column", column, axes="(*b, m)", rank=1)
+        # minus infinity marks a key that nobody may see, which the scores say too
+        column = column.to(problem.log_mass).expand(*batch, m).reshape(size, m)
+    entropy, sums = problem.query.new_zeros(size, n), problem.query.new_zeros(size, m)
+    diagonal = problem.query.new_zeros(size, n if n == m else 0)
+    with full_precision(query.device):
+        for part in parts(problem):
+            some = part.batch
+            for rows, scores in part.tiles():
+                plan = row_softmax(scores + column[some, None, :])
+                entropy[some, rows] = 0 - (plan * torch.where(plan > 0, plan, 1).log()).sum(-1)
+                sums[some] += plan.sum(-2)
+                if n == m:
+                    diagonal[some, rows] = plan.diagonal(rows.start, dim1=-2, dim2=-1)
+    return StreamedPlan(
+        entropy.reshape(*batch, n), sums.reshape(*batch, m), diagonal.reshape(*batch, -1)
+        if n == m and n else diagonal.reshape(*batch, 0),
+    )  # fmt: skip

@@ -1,0 +1,44 @@
+"""The verb that asks published claims again: `bistoch reproduce`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from bistoch.cli.mistakes import one_sentence
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="The study; without one, all are listed.")
+    ] = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="A run of seconds that shows that all works.")
+    ] = False,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option(help="Seed; repeat for several.", show_default="0 and 1, or 0 if smoke"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path(
+        "reproduce-results"
+    ),
+) -> None:
+    """Ask a published claim again: measure, compare, and write a report.
+
+    A stopped run goes on where it was when the same words are given again.
+    """
+    from bistoch.lab.reproduce import STUDIES, Settings, study_of
+
+    console = Console(highlight=False)
+    if name is None:
+        for study in STUDIES.values():
+            console.print(f"[bold]{study.name}[/bold]  {study.question}")
+            console.print(f"    {study.source}", style="dim")
+        return
+    with one_sentence():
+        study = study_of(name)
+        seeds = tuple(seed) if seed else (0,) if smoke else (0, 1)
+        out.mkdir(parents=True, exist_ok=True)
+        settings = Settings(out=out, seeds=seeds, smoke=smoke)
+        study.run(settings, console)

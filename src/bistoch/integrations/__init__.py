@@ -1,0 +1,1 @@
+"""Other frameworks, taught to use the operators."""

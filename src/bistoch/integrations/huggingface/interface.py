@@ -1,0 +1,196 @@
+"""The attention function that transformers calls, and the names under which it is found."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import dropout as drop
+
+from bistoch.functional import OPERATORS
+from bistoch.integrations.huggingface.layers import hides_the_future, is_cross_attention
+from bistoch.integrations.huggingface.masks import looks_causal, read_masks
+from bistoch.integrations.huggingface.swapped import Swapped
+from bistoch.nn import Softmax, build_operator
+
+# the implementation of converted layers, and the name of what `convert` puts into them
+NAME = "bistoch"
+
+# arguments of some models that change what their attention is
+REFUSED = {
+    "softcap": "caps its scores with a tanh (softcap)",
+    "s_aux": "adds a learned sink to every row (s_aux)",
+    "cache": "keeps its keys in pages",
+    "indices": "lets every query see only keys of its choice (indices)",
+    "block_indices": "lets every query see only blocks of its choice (block_indices)",
+}
+
+
+def register(*operators: str) -> None:
+    """Make operators known to transformers, by their text.
+
+    From then on `attn_implementation=` of `from_pretrained`, `from_config` and
+    `set_attn_implementation` take them. "bistoch" is always among them: it is what `convert` put
+    into a layer, and softmax where it put nothing.
+
+    Args:
+        operators: texts such as "elastic(lam=0.5, iters=5)"; by default the names of
+            `bistoch.OPERATORS`. Operators with parameters of their own need `convert`.
+
+    >>> import torch
+    >>> from transformers import AutoModel, BertConfig
+    >>> register("elastic(lam=0.5)")
+    >>> config = BertConfig(num_hidden_layers=2, hidden_size=8, num_attention_heads=2)
+    >>> model = AutoModel.from_config(config, attn_implementation="elastic(lam=0.5)")
+    >>> model(torch.tensor([[1, 2, 3]])).last_hidden_state.shape
+    torch.Size([1, 3, 8])
+    """
+    texts = operators or [name for name in OPERATORS if not _has_parameters(name)]
+    functions = {}
+    for text in texts:
+        operator = build_operator(text, heads=1)
+        if _has_parameters(text):
+            raise ValueError(
+                f"register: {text!r} has parameters, which need a place in the model; use "
+                f"convert(model, {text!r})"
+            )
+        check_scale("register", text, operator.options())
+        functions[text] = functools.partial(attend, Swapped(operator, None, 1, None))
+    _register(functions)
+    register_converted()
+
+
+def register_converted() -> None:
+    """Make "bistoch" known to transformers: the implementation of converted layers."""
+    _register({NAME: _attend_converted})
+
+
+def import_interfaces() -> tuple[Any, Any, Any]:
+    """The tables of transformers to register with, and its maker of boolean masks."""
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+    except ImportError as missing:
+        raise ImportError(
+            "bistoch.integrations.huggingface needs transformers 5.10 or later; install it with "
+            'pip install "bistoch[huggingface]"'
+        ) from missing
+    return AttentionInterface, AttentionMaskInterface, sdpa_mask
+
+
+def attend(
+    swapped: Swapped,
+    module: nn.Module,
+    query: Float[Tensor, "b h n d"],
+    key: Float[Tensor, "b kv m d"],
+    value: Float[Tensor, "b kv m e"],
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Float[Tensor, "#b #h n m"] | None = None,
+    head_mask: Tensor | None = None,
+    output_attentions: bool | None = None,
+    **others: Any,
+) -> tuple[Float[Tensor, "b n h e"], Float[Tensor, "b h n m"] | None]:
+    """Attend with an operator, called as transformers calls its attention functions.
+
+    Dropout acts on the result, not on the plan, whose sums it would undo. The plan is returned
+    only where `output_attentions` asks for it.
+    """
+    layer = type(module).__name__
+    for name, what in REFUSED.items():
+        if others.get(name) is not None:
+            raise NotImplementedError(
+                f"{swapped.operator!r}: {layer} {what}, which the operators do not know; "
+                "leave this layer out of the swap"
+            )
+    # grouped queries: several query heads share the keys and values of one
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    query = _scaled(query, scaling)
+    causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+    n, m = query.shape[-2], key.shape[-2]
+    independent = swapped.rows_are_independent
+    masks = read_masks(
+        attention_mask,
+        position_bias,
+        queries=n,
+        keys=m,
+        causal=causal,
+        hide_queries=not independent and n == m and not is_cross_attention(module),
+        device=query.device,
+    )
+    if not independent:
+        _check_order(swapped, module, causal or looks_causal(masks), n, m)
+    result = drop(swapped(query, key, value, masks), dropout, module.training)
+    # the configuration of the model, not the copy of a converted layer, is what a user changes
+    config = module.config if swapped.config is None else swapped.config
+    wanted = output_attentions or getattr(config, "output_attentions", False)
+    plan = swapped.plan(query, key, masks) if wanted else None
+    if head_mask is not None:
+        # a head is scaled by scaling its result, which is its plan times the values
+        result = result * head_mask.reshape(-1, query.shape[1], 1, 1)
+    return result.transpose(1, 2).contiguous(), plan
+
+
+def refuse_causal(operator: str, name: str, where: str) -> ValueError:
+    """The mistake of balancing columns where the future must stay hidden."""
+    causal = [known for known, row in OPERATORS.items() if row.causal]
+    coming = (
+        "" if "causal_elastic" in OPERATORS else "; causal_elastic, its causal kind, is to come"
+    )
+    return ValueError(
+        f"{operator}: {name} may not be used in {where}, whose queries must not know of later "
+        f"ones: a balanced column sums over the future; use {' or '.join(causal)}{coming}"
+    )
+
+
+def _register(functions: Mapping[str, Callable[..., Any]]) -> None:
+    interface, mask_interface, make_mask = import_interfaces()
+    for text, function in functions.items():
+        interface.register(text, function)
+        # without a mask function of the same name, transformers would drop the padding in silence
+        mask_interface.register(text, make_mask)
+
+
+def _has_parameters(text: str) -> bool:
+    return next(build_operator(text, heads=1).parameters(), None) is not None
+
+
+def _attend_converted(module: nn.Module, *arguments: Any, **options: Any) -> Any:
+    swapped = getattr(module, NAME, None)
+    return attend(SOFTMAX if swapped is None else swapped, module, *arguments, **options)
+
+
+# what computes in a layer that was not converted
+SOFTMAX = Swapped(Softmax(), None, 1, None)
+
+
+def _scaled(query: Tensor, scaling: float | None) -> Tensor:
+    """The query such that the scale of the operators, 1/sqrt(d), is the scale of the model."""
+    factor = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
+    return query if math.isclose(factor, 1.0, rel_tol=1e-6) else query * factor
+
+
+def _check_order(swapped: Swapped, module: nn.Module, causal: bool, n: int, m: int) -> None:
+    operator, layer = swapped.operator.row, type(module).__name__
+    if (causal or hides_the_future("", module)) and not operator.causal:
+        raise refuse_causal("attend", operator.name, f"a {layer}")
+    if causal and n != m:
+        raise NotImplementedError(
+            f"attend: {operator.name} needs all rows at once, but {layer} asks for {n} of {m}; "
+            "generate with use_cache=False"
+        )
+
+
+def check_scale(function: str, text: str, options: dict[str, Any]) -> None:
+    """Refuse a scale of the scores: a model has its own."""
+    if options.get("scale") is not None:
+        raise ValueError(
+            f"{function}: {text!r} sets scale, but a model brings the scale of its own scores; "
+            "leave it out, and use eps for a temperature"
+        )

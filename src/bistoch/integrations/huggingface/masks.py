@@ -1,0 +1,102 @@
+"""The masks of transformers in the words of the operators: pairs, biases, and who is padding."""
+
+from typing import TypedDict
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+class Masks(TypedDict):
+    """What an operator is told besides its tokens."""
+
+    mask: Tensor | None
+    query_mask: Tensor | None
+    key_mask: Tensor | None
+
+
+def read_masks(
+    attention_mask: Tensor | None,
+    position_bias: Float[Tensor, "#b #h n m"] | None,
+    *,
+    queries: int,
+    keys: int,
+    causal: bool,
+    hide_queries: bool,
+    device: torch.device,
+) -> Masks:
+    """Tell padding from patterns and biases.
+
+    A key that no query may see is padding. In self-attention its query is padding too, and an
+    operator whose rows feel each other must not count it: transformers never says so, since for
+    softmax it makes no difference.
+
+    Args:
+        attention_mask: as transformers makes it: boolean, or a float bias with very low entries,
+            (b, h, n, m) with axes of size one where it is shared, or (b, m) of zeros and ones.
+        position_bias: what the model adds to its scores.
+        queries, keys: their numbers, n and m.
+        causal: whether a missing mask stands for the causal one.
+        hide_queries: whether the padded keys are the padded queries too.
+        device: where the tokens are.
+
+    >>> real = torch.tensor([[1, 1, 0]])
+    >>> masks = read_masks(real, None, queries=3, keys=3, causal=False, hide_queries=True,
+    ...                    device=real.device)
+    >>> masks["mask"], masks["query_mask"].tolist(), masks["key_mask"].tolist()
+    (None, [[[True, True, False]]], [[[True, True, False]]])
+    """
+    allowed, bias = _split(attention_mask, keys)
+    if allowed is None and causal and queries > 1:
+        # transformers leaves the mask out where torch's is_causal says the same
+        allowed = torch.ones(queries, keys, dtype=torch.bool, device=device).tril()[None, None]
+    if position_bias is not None:
+        bias = position_bias if bias is None else position_bias + bias
+    if allowed is None:
+        return Masks(mask=bias, query_mask=None, key_mask=None)
+    real = allowed.any(-2)
+    query_mask = real if hide_queries else None
+    if _is_padding(allowed, real, query_mask):
+        return Masks(mask=bias, query_mask=query_mask, key_mask=real)
+    mask = allowed if bias is None else torch.where(allowed, bias, -torch.inf)
+    return Masks(mask=mask, query_mask=query_mask, key_mask=real)
+
+
+def looks_causal(masks: Masks) -> bool:
+    """Whether a mask hides every later token from every earlier one.
+
+    >>> later = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    >>> [looks_causal(Masks(mask=m, query_mask=None, key_mask=None)) for m in (later, later.tril())]
+    [False, True]
+    """
+    mask = masks["mask"]
+    if mask is None or torch.compiler.is_compiling() or mask.shape[-1] != mask.shape[-2]:
+        return False
+    allowed = mask if mask.dtype == torch.bool else mask > -torch.inf
+    several = bool((allowed.any(-2).sum(-1) > 1).any())
+    return several and not bool(allowed.triu(1).any())
+
+
+def _split(mask: Tensor | None, keys: int) -> tuple[Bool[Tensor, "..."] | None, Tensor | None]:
+    """A mask as the pairs it allows and the bias it adds to them, if any."""
+    if mask is None:
+        return None, None
+    mask = mask[..., :keys]
+    if mask.ndim == 2:
+        return mask[:, None, None, :].bool(), None
+    if not mask.is_floating_point():
+        return mask.bool(), None
+    # "forbidden" is written as the lowest number of the dtype, plus at times a bias
+    allowed = mask > torch.finfo(mask.dtype).min / 2
+    bias = mask.masked_fill(~allowed, 0)
+    is_plain = not torch.compiler.is_compiling() and not bool(bias.any())
+    return allowed, None if is_plain else bias
+
+
+def _is_padding(allowed: Tensor, real: Tensor, query_mask: Tensor | None) -> bool:
+    """Whether all (real) queries see the same keys, so that keys alone need to be hidden."""
+    if torch.compiler.is_compiling():
+        # values cannot be read; the whole mask says the same, at a higher price
+        return allowed.shape[-2] == 1
+    same = allowed == real[..., None, :]
+    return bool((same if query_mask is None else same | ~query_mask[..., None]).all())

@@ -1,0 +1,123 @@
+"""Swap an operator into a trained model without training, and ask how much its output changes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+from bistoch.functional import OPERATORS
+from bistoch.integrations.huggingface import convert, restore
+from bistoch.lab.inspect.load import Subject
+
+
+def operator_for(causal: bool) -> str | None:
+    """The name of the operator with a `lam` that may be used, if there is one."""
+    name = "causal_elastic" if causal else "elastic"
+    return name if name in OPERATORS and "lam" in OPERATORS[name].options() else None
+
+
+@torch.no_grad()
+def embed(
+    model: Any, batches: Sequence[Mapping[str, Tensor]], real: Sequence[Tensor]
+) -> Float[Tensor, "samples features"]:
+    """One vector per sample: the mean of the last states of its real tokens.
+
+    Args:
+        model: a model of transformers.
+        batches: what it is called with.
+        real: for every batch, which tokens are no padding.
+    """
+    vectors = []
+    for batch, tokens in zip(batches, real, strict=True):
+        states = model(**batch, output_hidden_states=True).hidden_states[-1]
+        weights = tokens[..., None].to(states.dtype)
+        vectors.append((states * weights).sum(1) / weights.sum(1))
+    return torch.cat(vectors)
+
+
+@torch.no_grad()
+def loss_of(subject: Subject) -> float:
+    """The mean loss per predicted token of a causal model, in nats."""
+    total, count = 0.0, 0
+    for batch, real in zip(subject.batches, subject.real, strict=True):
+        logits = subject.model(**batch).logits[:, :-1]
+        wanted = batch["input_ids"][:, 1:].masked_fill(~real[:, 1:], -100)
+        total += cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum").item()
+        count += int(real[:, 1:].sum())
+    return total / max(count, 1)
+
+
+def swap_all(
+    subject: Subject, lams: Sequence[float], step: Callable[[], None] = lambda: None
+) -> dict[float, dict[str, float]]:
+    """What all heads together do to the output, for several elasticities.
+
+    Returns for each `lam` the mean and the lowest cosine with the embedding of the model as it
+    is; for a causal model also its loss.
+    """
+    name = _operator(subject)
+    before = embed(subject.model, subject.batches, subject.real)
+    found = {}
+    for lam in lams:
+        convert(subject.model, f"{name}(lam={lam})")
+        try:
+            same = cosine_similarity(embed(subject.model, subject.batches, subject.real), before)
+            found[lam] = {"cosine": same.mean().item(), "lowest": same.min().item()}
+            if subject.causal:
+                found[lam]["loss"] = loss_of(subject)
+        finally:
+            restore(subject.model)
+        step()
+    return found
+
+
+def swap_heads(
+    subject: Subject, lam: float, heads: Sequence[int], step: Callable[[], None] = lambda: None
+) -> Float[Tensor, "layers heads"]:
+    """What every head alone does to the output: the mean cosine with the model as it is.
+
+    Args:
+        subject: the model with its samples; it is left as it was.
+        lam: the elasticity of the head under test; all others stay with softmax.
+        heads: how many heads each layer has.
+        step: called after each head.
+    """
+    name = _operator(subject)
+    before = embed(subject.model, subject.batches, subject.real)
+    table = torch.full((len(heads), max(heads)), torch.nan)
+    for layer, count in enumerate(heads):
+        for head in range(count):
+            convert(subject.model, f"{name}(lam={lam})", layers=[layer], heads=[head])
+            try:
+                after = embed(subject.model, subject.batches, subject.real)
+            finally:
+                restore(subject.model)
+            table[layer, head] = cosine_similarity(after, before).mean()
+            step()
+    return table
+
+
+@torch.no_grad()
+def swapped_plan(subject: Subject, layer: int, head: int, lam: float) -> Float[Tensor, "n n"]:
+    """The plan of one head on the first sample, with balance in this head alone."""
+    convert(subject.model, f"{_operator(subject)}(lam={lam})", layers=[layer], heads=[head])
+    try:
+        first = {name: tensor[:1] for name, tensor in subject.batches[0].items()}
+        plan = subject.model(**first, output_attentions=True).attentions[layer][0, head]
+    finally:
+        restore(subject.model)
+    real = subject.real[0][0]
+    return plan[real][:, real]
+
+
+def _operator(subject: Subject) -> str:
+    name = operator_for(subject.causal)
+    if name is None:
+        raise NotImplementedError(
+            f"inspect: {subject.name} hides the future, and no operator with a lam does; "
+            "causal_elastic is to come"
+        )
+    return name

@@ -1,0 +1,102 @@
+"""Reports as a browser shows them: every picture is there, and nothing is asked from outside."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
+]
+
+# what the page says of its own pictures, written where --dump-dom shows it
+PROBE = """<script>
+window.addEventListener('load', () => {
+  const sizes = [...document.images].map(i => i.naturalWidth);
+  document.body.dataset.sizes = sizes.join(' ');
+  document.body.dataset.asked = performance.getEntriesByType('resource')
+    .map(e => e.name).filter(n => !n.startsWith('data:')).join(' ');
+});
+</script>"""
+
+
+def chromium(*words, profile):
+    return subprocess.run(
+        [
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
+            "--no-first-run", "--disable-background-networking", "--disable-component-update",
+            "--disable-sync", f"--user-data-dir={profile}", *words,
+        ],
+        capture_output=True, text=True, timeout=120, check=True,
+    ).stdout  # fmt: skip
+
+
+def check(page, tmp_path, pictures):
+    """The page as it is has no address in it; with a probe in it, all its pictures have a size."""
+    html = page.read_text(encoding="utf-8")
+    assert not re.search(r"""(src|href|url\()\s*=?\s*["']?(https?:)?//""", html)
+    assert "default-src 'none'" in html
+    # the policy of the page forbids scripts: the probe needs a copy that allows this one
+    probed = tmp_path / "probed.html"
+    html = html.replace("default-src 'none'", "default-src 'none'; script-src 'unsafe-inline'")
+    probed.write_text(html.replace("</body>", PROBE + "</body>"), encoding="utf-8")
+    dom = chromium("--dump-dom", probed.as_uri(), profile=tmp_path / "profile")
+    (sizes,) = re.findall(r'data-sizes="([^"]*)"', dom)
+    assert len(sizes.split()) == pictures
+    assert all(int(size) > 100 for size in sizes.split())
+    assert re.findall(r'data-asked="([^"]*)"', dom) == [""]
+    shot = tmp_path / "shot.png"
+    chromium(
+        f"--screenshot={shot}", "--window-size=1100,1600", page.as_uri(),
+        profile=tmp_path / "other",
+    )  # fmt: skip
+    from PIL import Image
+
+    with Image.open(shot) as picture:
+        # not a blank page
+        assert len(picture.convert("L").getcolors()) > 50
+
+
+def test_the_page_of_inspect(tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    from rich.console import Console
+
+    from bistoch.lab.inspect import run_inspect
+
+    transformers.set_seed(0)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    config = transformers.ViTConfig(
+        num_hidden_layers=2, hidden_size=16, num_attention_heads=2, intermediate_size=19,
+        image_size=20, patch_size=5,
+    )  # fmt: skip
+    transformers.ViTModel(config).save_pretrained(tmp_path / "model")
+    from PIL import Image
+
+    Image.effect_noise((20, 20), 90).save(tmp_path / "noise.png")
+    page = run_inspect(
+        str(tmp_path / "model"), images=[tmp_path / "noise.png"], out=tmp_path / "report",
+        console=Console(quiet=True),
+    )  # fmt: skip
+    check(page, tmp_path, pictures=6)
+
+
+def test_the_page_of_the_zero_training_study(tmp_path):
+    from bistoch.lab.reproduce.zero_training.page import write_report
+
+    rows = [
+        {
+            "set": "made up", "scope": scope, "lam": lam, "cosine": 1 - lam / 2, "lowest": 0.1,
+            "spearman": 1 - lam / 3, "neighbour": 1 - lam, "topic": None, "largest_difference": 0.0,
+        }
+        for scope in ("all heads", "tolerant half", "other half")
+        for lam in (0.0, 0.5, 1.0)
+    ]  # fmt: skip
+    found = {
+        "model": "m", "smoke": True, "iters": 10, "rows": rows,
+        "time": {"seconds": 1.0, "threads": 1, "ratios": {"softmax": 1.0}},
+    }  # fmt: skip
+    check(write_report(tmp_path, found), tmp_path, pictures=1)
