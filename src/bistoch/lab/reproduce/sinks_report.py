@@ -27,9 +27,10 @@ HEADS = (
     "task", "operator", "right", "sink rate", "sink", "diagonal", "drain", "off", "gini", "entropy",
 )  # fmt: skip
 CAPTION = (
-    "Means over heads, sequences and seeds. right: accuracy, or the explained share of the wanted "
-    "result; sink: the attention on the strongest sink; drain: the size of its value over the "
-    "median; off: queries for whom the head is off; gini: of the column sums."
+    "Means over heads, sequences and seeds. right: accuracy (pictures), explained share of the "
+    "wanted result (lookup), cosine with the result of softmax (encoder); sink: the attention on "
+    "the strongest sink; drain: the size of its value over the median; off: queries for whom the "
+    "head is off; gini: of the column sums."
 )
 # what counts as a head that has become a diagonal, and as a value that is drained
 DIAGONAL, DRAINED = 0.5, 0.5
@@ -66,7 +67,8 @@ def write_report(cells: Cells, folder: Path, console: Console, *, smoke: bool) -
     report.text(
         "Where heads look when they have nothing to say. In the task \"lookup\" one token of a "
         "sequence must fetch a word and all others must return zeros; \"pictures\" are classifiers "
-        "of FashionMNIST, rows of pixels as tokens. A sink is a key with a mean attention above "
+        "of FashionMNIST, rows of pixels as tokens; \"encoder\" is all-MiniLM-L6-v2, trained with "
+        "softmax and not trained again. A sink is a key with a mean attention above "
         "0.3; a head is off for a query to which it gives less than a twentieth of a mean value."
     )  # fmt: skip
     if smoke:
