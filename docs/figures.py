@@ -22,7 +22,7 @@ from bistoch.lab.reproduce.network import LAMS, PARTS
 from bistoch.lab.reproduce.rank_report import COLOURS, decay_order
 from bistoch.lab.reproduce.sinks import FULL as SINKS
 from bistoch.lab.reproduce.sinks import measure_encoder, measure_lookup
-from bistoch.lab.reproduce.zero_training.page import HEAD, table_rows
+from bistoch.lab.reproduce.zero_training.page import HEAD, draw, table_rows
 
 DOCS = Path(__file__).parent
 INK, GRID = "#222222", "#e4e4e4"
@@ -217,8 +217,8 @@ def zero_training() -> None:
     """Balance swapped into a trained encoder; the study takes minutes, so its record is read."""
     record = DOCS.parent / "benchmarks" / "zero-training.json"
     found = json.loads(record.read_text(encoding="utf-8"))
-    rows = [[*row] for row in table_rows(found, "AG News")]
-    put_table("huggingface.md", "zero_training", list(HEAD), rows)
+    save(draw(found), "zero_training")
+    put_table("huggingface.md", "zero_training", HEAD, table_rows(found, "AG News"))
 
 
 # how it is measured

@@ -136,6 +136,13 @@ def test_some_layers_only(build):
     run(model, inputs("t5"))
 
 
+def test_layers_that_were_not_converted_are_softmax_under_our_name(build):
+    model, words = convert(build("bert"), "sinkhorn", layers=[1]), inputs("bert")
+    expected = run(model, words)
+    model.set_attn_implementation("bistoch")
+    torch.testing.assert_close(run(model, words), expected)
+
+
 def test_heads_and_lam_by_layer(build):
     model = convert(build("bert"), "elastic", heads={1: [0, 2]}, lam={0: 0.5, 1: [0.25, 0.75]})
     (layer,) = converted_layers(model).values()

@@ -1,5 +1,6 @@
 """The public functions of the elastic family: check, choose a backend, compute."""
 
+import math
 import warnings
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from bistoch.functional import _inputs
 from bistoch.functional._backend import HAS_NUMBA, choose_backend
 from bistoch.functional._inputs import Mask, Option
-from bistoch.functional.elastic import cpu, reference, streaming
+from bistoch.functional.elastic import cpu, lanes, reference, streaming
 from bistoch.functional.elastic.pose import Options, flatten, pose, working_dtype
 from bistoch.functional.elastic.problem import (
     Problem,
@@ -275,7 +276,8 @@ def balance(
     if mask is not None:
         _inputs.check_mask(operator, mask, scores.shape, scores.device)
     work = scores.to(working_dtype(scores.dtype))
-    work = work / (eps.to(work.dtype)[..., None, None] if isinstance(eps, Tensor) else eps)
+    if isinstance(eps, Tensor) or eps != 1:
+        work = work / (eps.to(work.dtype)[..., None, None] if isinstance(eps, Tensor) else eps)
     if mask is not None:
         is_bool = mask.dtype == torch.bool
         work = work.masked_fill(~mask, -torch.inf) if is_bool else work + mask.to(work.dtype)
@@ -283,7 +285,12 @@ def balance(
     query, key = (work.new_empty(*batch, size, 0) for size in scores.shape[-2:])
     options = Options(lam, 1.0, omega, iters, tol, work, query_mask, key_mask, column_mass, None)
     problem = pose(operator, batch, query, key, options)
-    return _dense(operator, problem, batch, backend).to(scores.dtype)
+    chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem))
+    if chosen == "cpu" and math.prod(scores.shape[-2:]) <= lanes.LARGEST:
+        plan, error = lanes.solve(problem)
+        _warn_if_far(operator, problem, error, frames=3)
+        return plan.reshape(scores.shape).to(scores.dtype)
+    return _dense(operator, problem, batch, chosen).to(scores.dtype)
 
 
 def _attend(
@@ -313,16 +320,21 @@ def _solve(operator: str, problem: Problem, value: Tensor, backend: str) -> Solu
     chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem))
     with full_precision(problem.query.device):
         found = _SOLVERS[chosen](problem, value)
-    if problem.tol is not None and not torch.compiler.is_compiling() and len(found.error):
-        worst = found.error.max().item()
-        if worst > problem.tol:
-            warnings.warn(
-                f"{operator}: the column error is {worst:.3g} after iters={problem.iters}, above "
-                f"tol={problem.tol:g}; raise iters, raise eps, or lower lam",
-                ConvergenceWarning,
-                stacklevel=4,
-            )
+    _warn_if_far(operator, problem, found.error, frames=5)
     return found
+
+
+def _warn_if_far(operator: str, problem: Problem, error: Tensor, *, frames: int) -> None:
+    if problem.tol is None or torch.compiler.is_compiling() or not len(error):
+        return
+    worst = error.max().item()
+    if worst > problem.tol:
+        warnings.warn(
+            f"{operator}: the column error is {worst:.3g} after iters={problem.iters}, above "
+            f"tol={problem.tol:g}; raise iters, raise eps, or lower lam",
+            ConvergenceWarning,
+            stacklevel=frames,
+        )
 
 
 def _fastest(problem: Problem) -> str:

@@ -3,6 +3,7 @@
 Numba is imported, and its kernels are compiled or read from its cache, at the first call.
 """
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,8 @@ def _run(
     tensors: dict[str, Tensor],
 ) -> None:
     """Describe the work as a job of numbers and addresses, and let the kernels do it."""
-    runtime, head, kernels = _kernels()
+    runtime, head = kernel_module("cpu_runtime"), kernel_module("cpu_head")
+    kernels = kernel_module("cpu_kernels")
     (batch, n, d), m, e = problem.query.shape, problem.key.shape[1], value.shape[2]
     dtype = problem.query.dtype
     size, iters, threads = dtype.itemsize, problem.iters, runtime.threads()
@@ -174,15 +176,15 @@ def _run(
         torch.sum(mask_grads, 0, out=mask_grad)
 
 
-def _kernels():
+def kernel_module(name: str) -> Any:
+    """One of the modules that hold kernels; they need Numba, and are imported when first used."""
     try:
-        from bistoch.functional.elastic import cpu_head, cpu_kernels, cpu_runtime
+        return import_module(f"bistoch.functional.elastic.{name}")
     except ImportError as error:
         raise BackendUnavailableError(
             'the backend "cpu" needs Numba, which cannot be imported here; install it with '
             'pip install numba, or choose backend="streaming"'
         ) from error
-    return cpu_runtime, cpu_head, cpu_kernels
 
 
 def _mask_layout(problem: Problem, head) -> dict[str, int]:

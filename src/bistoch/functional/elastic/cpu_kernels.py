@@ -8,6 +8,8 @@ import torch
 from bistoch.functional.elastic.cpu_backward import prepare, scatter, step
 from bistoch.functional.elastic.cpu_differentiate import differentiate
 from bistoch.functional.elastic.cpu_forward import build, finish, iterate
+from bistoch.functional.elastic.cpu_lanes_backward import differentiate_plans
+from bistoch.functional.elastic.cpu_lanes_forward import make_plans
 from bistoch.functional.elastic.cpu_runtime import body
 from bistoch.functional.elastic.cpu_solve import solve
 
@@ -88,6 +90,22 @@ def _differentiate_64(pointer):
     differentiate(pointer, np.float64)
 
 
+def _make_plans_32(pointer):
+    make_plans(pointer, np.float32)
+
+
+def _make_plans_64(pointer):
+    make_plans(pointer, np.float64)
+
+
+def _differentiate_plans_32(pointer):
+    differentiate_plans(pointer, np.float32)
+
+
+def _differentiate_plans_64(pointer):
+    differentiate_plans(pointer, np.float64)
+
+
 _KERNELS = {
     ("build", torch.float32): _build_32,
     ("build", torch.float64): _build_64,
@@ -105,4 +123,8 @@ _KERNELS = {
     ("scatter", torch.float64): _scatter_64,
     ("differentiate", torch.float32): _differentiate_32,
     ("differentiate", torch.float64): _differentiate_64,
+    ("make_plans", torch.float32): _make_plans_32,
+    ("make_plans", torch.float64): _make_plans_64,
+    ("differentiate_plans", torch.float32): _differentiate_plans_32,
+    ("differentiate_plans", torch.float64): _differentiate_plans_64,
 }

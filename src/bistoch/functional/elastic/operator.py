@@ -4,7 +4,7 @@ The plumbing is here once (schema, shapes for tracing, what is saved for backwar
 two functions that fill tensors.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -155,18 +155,22 @@ def register(
 
     def solve(problem: Problem, value: Tensor) -> Solution:
         inputs = (value, *(field for field in problem if isinstance(field, Tensor)))
-        in_forward_mode = forward_ad._current_level >= 0
-        if in_forward_mode and any(_has_tangent(tensor) for tensor in inputs):
-            # torch would silently return zero tangents
-            raise NotImplementedError(
-                f"{name}: only backward-mode derivatives are known to this backend; "
-                'for torch.func.jvp choose backend="reference"'
-            )
+        refuse_tangents(name, inputs)
         keep_history = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
         query, key, *rest = problem
         return Solution(*forward_op(query, key, value, *rest, keep_history)[:5])
 
     return solve
+
+
+def refuse_tangents(name: str, inputs: Iterable[Tensor]) -> None:
+    """Refuse forward-mode derivatives: torch would silently return zero tangents."""
+    in_forward_mode = forward_ad._current_level >= 0
+    if in_forward_mode and any(_has_tangent(tensor) for tensor in inputs):
+        raise NotImplementedError(
+            f"{name}: only backward-mode derivatives are known to this backend; "
+            'for torch.func.jvp choose backend="reference"'
+        )
 
 
 def _has_tangent(tensor: Tensor) -> bool:

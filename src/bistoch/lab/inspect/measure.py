@@ -50,7 +50,7 @@ def measure(subject: Subject) -> Measured:
             if subject.causal:
                 # the last keys are seen by few queries
                 load, score = load[..., : max(count // 2, 1)], score[..., : max(count // 2, 1)]
-            entropy.append(metrics.mean_entropy(own))
+            entropy.append(_entropy(own, subject.causal))
             peak.append(load.amax(-1))
             places.append(load.argmax(-1))
             sinks.append((score.amax(-1) > SINK).float())
@@ -81,6 +81,14 @@ def _whole(subject: Subject, attentions: Any, real: Tensor) -> list[Tensor]:
             "models in which all layers see the same tokens are shown"
         )
     return kept
+
+
+def _entropy(plans: Tensor, causal: bool) -> Tensor:
+    """The mean row entropy over the largest possible, given what a row may see."""
+    if not causal:
+        return metrics.mean_entropy(plans)
+    largest = torch.arange(1, plans.shape[-1] + 1).log().mean()
+    return metrics.row_entropy(plans).mean(-1) / largest.clamp_min(1e-9)
 
 
 def _causal_mass(count: int) -> Tensor:

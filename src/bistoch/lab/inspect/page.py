@@ -166,10 +166,10 @@ def _tolerant(tolerance: Tensor) -> tuple[tuple[str, ...], list[tuple[str, ...]]
 def _intro(subject: Subject) -> str:
     model = type(subject.model).__name__
     config = subject.model.config
-    parts = sum(p.numel() for p in subject.model.parameters()) / 1e6
+    parts = sum(p.numel() for p in subject.model.parameters())
     many = "sample" if len(subject.samples) == 1 else "samples"
     future = "; it hides the future, and its columns are compared with uniform causal attention"
     return (
-        f"{subject.name} ({model}, {config.model_type}, {parts:.1f} million parameters) on "
+        f"{subject.name} ({model}, {config.model_type}, {parts:,} parameters) on "
         f"{len(subject.samples)} {many}{future if subject.causal else ''}."
     )

@@ -79,7 +79,7 @@ def write_report(out: Path, found: dict[str, Any]) -> Path:
     took, threads = found["time"]["seconds"], found["time"]["threads"]
     rows = [(name, f"{ratio:.2f}") for name, ratio in found["time"]["ratios"].items()]
     report.table(("swap", "time over the model as it is"), rows, "Best of interleaved rounds; the "
-                 f"model as it is took {took:.3f} s with {threads} threads.")  # fmt: skip
+                 f"model as it is took {took:.3f} s (threads: {threads}).")  # fmt: skip
     report.heading("Again")
     report.code(f"bistoch reproduce zero-training{' --smoke' if found['smoke'] else ''}")
     return report.write(out / "report.html")

@@ -1,0 +1,185 @@
+"""Plans of many small matrices at once: vector lanes on CPUs, forward and exact backward.
+
+For matrices that fit the caches by the dozen, what costs is not arithmetic but everything around
+it. So the plan and its gradient are one kernel each, and nothing is kept between them but scores.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bistoch.functional.elastic import gradient, streaming
+from bistoch.functional.elastic.cpu import kernel_module
+from bistoch.functional.elastic.operator import Gradients, Upstream, refuse_tangents
+from bistoch.functional.elastic.problem import Problem, forbid
+
+# pairs of one matrix up to which sixteen of them, with what their gradient needs, stay in the cache
+LARGEST = 64 * 64
+
+
+def solve(problem: Problem) -> tuple[Tensor, Tensor]:
+    """The plans of a batch of score matrices, which is their problem's mask, and their errors."""
+    if problem.mask is None or problem.mask_index is None:
+        raise ValueError("lanes: expected scores that exist already, as the mask of the problem")
+    scores = forbid(problem.mask, None, problem.query_mask, problem.key_mask)
+    inputs = (scores, problem.lam, problem.omega, problem.log_mass)
+    refuse_tangents("balance_lanes", inputs)
+    return balance_lanes(*inputs, problem.iters, problem.tol)
+
+
+class Options(NamedTuple):
+    """What belongs to the scores of a batch, one entry for each matrix."""
+
+    lam: Tensor
+    omega: Tensor
+    log_mass: Tensor
+    iters: int
+    tol: float | None
+
+
+@torch.library.custom_op("bistoch::balance_lanes", mutates_args=())
+def balance_lanes(
+    scores: Tensor, lam: Tensor, omega: Tensor, log_mass: Tensor, iters: int, tol: float | None
+) -> tuple[Tensor, Tensor]:
+    """The plan of every matrix, minus infinity being a forbidden pair, and its column error."""
+    options = Options(lam, omega, log_mass, iters, tol)
+    plan, error = torch.empty_like(scores), torch.empty_like(lam)
+    unsafe = _run("make_plans", scores, options, {"plan": plan, "error": error})
+    if unsafe.numel():
+        found, _ = streaming.replay(*_in_logs(scores, options, unsafe))
+        plan[unsafe], error[unsafe] = found.output, found.error
+    return plan, error
+
+
+@balance_lanes.register_fake
+def _(scores, lam, *_):
+    return torch.empty_like(scores), torch.empty_like(lam)
+
+
+@torch.library.custom_op("bistoch::balance_lanes_backward", mutates_args=())
+def balance_lanes_backward(
+    plan_grad: Tensor,
+    scores: Tensor,
+    lam: Tensor,
+    omega: Tensor,
+    log_mass: Tensor,
+    iters: int,
+    tol: float | None,
+    options_too: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of the scores and, if asked for, of the options."""
+    options = Options(lam, omega, log_mass, iters, tol)
+    scores_grad = torch.empty_like(scores)
+    grads = {"lam": lam, "omega": omega, "log_mass": log_mass}
+    grads = {f"{name}_grad": torch.zeros_like(option) for name, option in grads.items()}
+    tensors = {"plan_grad": plan_grad.contiguous(), "scores_grad": scores_grad}
+    unsafe = _run("differentiate_plans", scores, options, tensors | (grads if options_too else {}))
+    if unsafe.numel():
+        _differentiate_in_logs(scores, options, unsafe, plan_grad, scores_grad, grads)
+    return (scores_grad, *grads.values())
+
+
+@balance_lanes_backward.register_fake
+def _(plan_grad, scores, lam, omega, log_mass, *_):
+    return tuple(torch.empty_like(tensor) for tensor in (scores, lam, omega, log_mass))
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs[:4])
+    ctx.steps = inputs[4:]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx, plan_grad, _):
+    options_too = any(ctx.needs_input_grad[1:4])
+    grads = balance_lanes_backward(plan_grad, *ctx.saved_tensors, *ctx.steps, options_too)
+    return (*grads, None, None)
+
+
+balance_lanes.register_autograd(_differentiate, setup_context=_setup_context)
+
+
+def _run(name: str, scores: Tensor, options: Options, tensors: dict[str, Tensor]) -> Tensor:
+    """Describe the work as a job of numbers and addresses, and let the kernels do it.
+
+    Returns which matrices are out of the range of the kernels.
+    """
+    runtime, layout = kernel_module("cpu_runtime"), kernel_module("cpu_lanes")
+    kernels = kernel_module("cpu_kernels")
+    (batch, n, m), backward = scores.shape, name == "differentiate_plans"
+    workers = max(1, min(runtime.threads(), -(-batch // layout.LANES)))
+    elements = layout.group_elements(n, m, options.iters, backward)
+    unsafe = torch.zeros(batch, dtype=torch.int64)
+    named = tensors | {
+        "scores": scores, "lam": options.lam, "omega": options.omega, "unsafe": unsafe,
+        "log_mass": options.log_mass, "workspace": scores.new_empty(workers * elements),
+    }  # fmt: skip
+    # kept by name until the kernels are done: contiguous copies must outlive their addresses
+    arrays = {field: tensor.contiguous() for field, tensor in named.items()}
+    reals = np.array(
+        [-1.0 if options.tol is None else options.tol, 8 * torch.finfo(scores.dtype).eps]
+    )
+    counters = np.zeros(2, np.int64)
+    job = dict.fromkeys(layout.FIELDS, 0)
+    job |= {f"{field}_at": tensor.data_ptr() for field, tensor in arrays.items()}
+    job |= {
+        "next_group": counters.ctypes.data, "next_worker": counters.ctypes.data + 8,
+        "batch": batch, "n": n, "m": m, "iters": options.iters, "backward": int(backward),
+        "reals_at": reals.ctypes.data, "workspace_stride": elements,
+    }  # fmt: skip
+    if batch * n * m:
+        numbers = np.array([job[field] for field in layout.FIELDS], np.int64)
+        runtime.run(kernels.compiled(name, scores.dtype), numbers, workers)
+    return unsafe.nonzero().flatten()
+
+
+def _in_logs(scores: Tensor, options: Options, some: Tensor) -> tuple[Problem, Tensor]:
+    """Some of the matrices as a problem for tiles; with values of one, its output is the plan."""
+    scores = scores[some]
+    batch, n, m = scores.shape
+    problem = Problem(
+        query=scores.new_empty(batch, n, 0),
+        key=scores.new_empty(batch, m, 0),
+        mask=scores,
+        mask_index=torch.arange(batch),
+        query_mask=None,
+        key_mask=None,
+        sharpness=scores.new_ones(batch),
+        lam=options.lam[some],
+        omega=options.omega[some],
+        log_mass=options.log_mass[some],
+        iters=options.iters,
+        tol=options.tol,
+    )
+    return problem, torch.eye(m, dtype=scores.dtype).expand(batch, m, m)
+
+
+def _differentiate_in_logs(
+    scores: Tensor,
+    options: Options,
+    some: Tensor,
+    plan_grad: Tensor,
+    scores_grad: Tensor,
+    grads: dict[str, Tensor],
+) -> None:
+    problem, value = _in_logs(scores, options, some)
+    found, history = streaming.replay(problem, value)
+    own = Gradients(
+        query=torch.zeros_like(problem.query),
+        key=torch.zeros_like(problem.key),
+        value=torch.zeros(value.shape, dtype=value.dtype),
+        sharpness=torch.zeros_like(problem.sharpness),
+        lam=torch.zeros_like(problem.lam),
+        omega=torch.zeros_like(problem.omega),
+        log_mass=torch.zeros_like(problem.log_mass),
+        mask=torch.zeros_like(plan_grad[some]),
+    )
+    upstream = Upstream(
+        plan_grad[some], torch.zeros_like(found.row), torch.zeros_like(found.column)
+    )
+    gradient.backward(problem, value, found, history, upstream, own)
+    scores_grad[some] = own.mask
+    for grad, found_grad in zip(grads.values(), (own.lam, own.omega, own.log_mass), strict=True):
+        grad[some] = found_grad
