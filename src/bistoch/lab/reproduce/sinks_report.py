@@ -24,13 +24,13 @@ COLOURS = {
     "elastic 0.75": "#56b4e9", "sinkhorn": "#d55e00",
 }  # fmt: skip
 HEADS = (
-    "task", "operator", "right", "sink rate", "sink", "diagonal", "drain", "off", "gini", "entropy",
+    "task", "operator", "right", "rate", "sink", "diagonal", "drain", "off", "gini", "entropy",
 )  # fmt: skip
 CAPTION = (
     "Means over heads, sequences and seeds. right: accuracy (pictures), explained share of the "
-    "wanted result (lookup), cosine with the result of softmax (encoder); sink: the attention on "
-    "the strongest sink; drain: the size of its value over the median; off: queries for whom the "
-    "head is off; gini: of the column sums."
+    "wanted result (lookup), cosine with the result of softmax (encoder); rate: plans with a sink; "
+    "sink: the attention on the strongest one; drain: the size of its value over the median; off: "
+    "queries for whom the head is off; gini: of the column sums."
 )
 # what counts as a head that has become a diagonal, and as a value that is drained
 DIAGONAL, DRAINED = 0.5, 0.5
@@ -51,9 +51,10 @@ def write_report(cells: Cells, folder: Path, console: Console, *, smoke: bool) -
     """Print the verdicts, and write the picture and the page; the path of the page."""
     found = read(cells)
     rows, verdicts = table_rows(found), judge(found)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for head in HEADS:
-        table.add_column(head, justify="left" if head in HEADS[:2] else "right")
+        # names stay whole, numbers are as wide as they are
+        table.add_column(head, justify="left" if head in HEADS[:2] else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     console.print(table)
@@ -94,7 +95,7 @@ def table_rows(found: Found) -> list[tuple[str, ...]]:
         values = [mean(seed[name] for seed in seeds) for name in ("right", "sink_rate")]
         lists = ("sink", "diagonal", "drain", "off", "gini", "entropy")
         values += [mean(mean(seed[name]) for seed in seeds) for name in lists]
-        rows.append((task, operator, *(f"{value:.3f}" for value in values)))
+        rows.append((task, operator, *(f"{value:.2f}" for value in values)))
     return sorted(rows, key=lambda row: (row[0], list(COLOURS).index(row[1])))
 
 
