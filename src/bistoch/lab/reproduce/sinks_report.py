@@ -24,12 +24,13 @@ COLOURS = {
     "elastic 0.75": "#56b4e9", "sinkhorn": "#d55e00",
 }  # fmt: skip
 HEADS = (
-    "task", "operator", "right", "sink rate", "sink", "diagonal", "drain", "off", "gini", "entropy",
+    "task", "operator", "right", "rate", "sink", "diagonal", "drain", "off", "gini", "entropy",
 )  # fmt: skip
 CAPTION = (
-    "Means over heads, sequences and seeds. right: accuracy, or the explained share of the wanted "
-    "result; sink: the attention on the strongest sink; drain: the size of its value over the "
-    "median; off: queries for whom the head is off; gini: of the column sums."
+    "Means over heads, sequences and seeds. right: accuracy (pictures), explained share of the "
+    "wanted result (lookup), cosine with the result of softmax (encoder); rate: plans with a sink; "
+    "sink: the attention on the strongest one; drain: the size of its value over the median; off: "
+    "queries for whom the head is off; gini: of the column sums."
 )
 # what counts as a head that has become a diagonal, and as a value that is drained
 DIAGONAL, DRAINED = 0.5, 0.5
@@ -50,9 +51,10 @@ def write_report(cells: Cells, folder: Path, console: Console, *, smoke: bool) -
     """Print the verdicts, and write the picture and the page; the path of the page."""
     found = read(cells)
     rows, verdicts = table_rows(found), judge(found)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for head in HEADS:
-        table.add_column(head, justify="left" if head in HEADS[:2] else "right")
+        # names stay whole, numbers are as wide as they are
+        table.add_column(head, justify="left" if head in HEADS[:2] else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     console.print(table)
@@ -66,7 +68,8 @@ def write_report(cells: Cells, folder: Path, console: Console, *, smoke: bool) -
     report.text(
         "Where heads look when they have nothing to say. In the task \"lookup\" one token of a "
         "sequence must fetch a word and all others must return zeros; \"pictures\" are classifiers "
-        "of FashionMNIST, rows of pixels as tokens. A sink is a key with a mean attention above "
+        "of FashionMNIST, rows of pixels as tokens; \"encoder\" is all-MiniLM-L6-v2, trained with "
+        "softmax and not trained again. A sink is a key with a mean attention above "
         "0.3; a head is off for a query to which it gives less than a twentieth of a mean value."
     )  # fmt: skip
     if smoke:
@@ -92,7 +95,7 @@ def table_rows(found: Found) -> list[tuple[str, ...]]:
         values = [mean(seed[name] for seed in seeds) for name in ("right", "sink_rate")]
         lists = ("sink", "diagonal", "drain", "off", "gini", "entropy")
         values += [mean(mean(seed[name]) for seed in seeds) for name in lists]
-        rows.append((task, operator, *(f"{value:.3f}" for value in values)))
+        rows.append((task, operator, *(f"{value:.2f}" for value in values)))
     return sorted(rows, key=lambda row: (row[0], list(COLOURS).index(row[1])))
 
 
