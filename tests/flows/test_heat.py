@@ -104,7 +104,7 @@ def test_score_error_falls_with_n():
     at = torch.linspace(-1, 1, 9, dtype=torch.float64)[:, None]
     right = at * (self_transport_slope(1.0, eps) - 1) / eps
     errors = []
-    for n in (125, 2000):
+    for n in (60, 960):
         squares = []
         for seed in range(8):
             x = law.sample(n, generator=torch.Generator().manual_seed(seed))
@@ -124,7 +124,7 @@ def test_score_bias_is_of_first_order_in_eps():
 
 def test_lam_zero_is_mean_shift(cloud):
     x = cloud(19, 3)
-    kernel = (-torch.cdist(x, x) ** 2 / (2 * 0.7)).softmax(-1)
+    kernel = (-(torch.cdist(x, x) ** 2) / (2 * 0.7)).softmax(-1)
     torch.testing.assert_close(barycentric_projection(x, 0.7, lam=0.0), kernel @ x)
 
 
@@ -150,11 +150,10 @@ def test_projection_elsewhere_agrees_on_the_particles(cloud):
 
 
 def test_flow_counts_its_steps_and_goes_on_from_a_state(cloud):
-    x = cloud(29, 2)
+    x = cloud(29, 1)
     states = list(heat_flow(x, 1.0, 0.3, tol=1e-9))
     assert [(s.step, s.steps) for s in states] == [(k, 4) for k in range(5)]
     assert states[-1].time == pytest.approx(1.0)
-    assert states[0].particles is not x
     torch.testing.assert_close(states[0].particles, x)
     half = states[2]
     rest = last(heat_flow(half.particles, 0.5, 0.25, potential=half.potential, tol=1e-9))
@@ -179,7 +178,7 @@ def test_eps_below_the_spacing_freezes_and_says_so():
 
 def test_a_tolerance_that_is_missed_warns_once(cloud):
     with pytest.warns(bistoch.ConvergenceWarning, match="heat_flow: the error") as caught:
-        states = list(heat_flow(cloud(37, 2), 1.0, 0.25, iters=1, tol=1e-12))
+        states = list(heat_flow(cloud(37, 1), 1.0, 0.25, iters=1, tol=1e-12))
     assert len(caught) == 1
     assert not any(state.converged for state in states[1:])
 

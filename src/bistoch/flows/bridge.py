@@ -66,13 +66,14 @@ class Bridge:
         check_count("Bridge.sample", "count", count)
         x, y = self.source.points, self.target.points
         batch, d = x.shape[:-2], x.shape[-1]
-        flat = [
-            tensor.reshape(-1, *tensor.shape[len(batch) :])
-            for tensor in (x, y, self.source.log_weights, self.target.log_weights + self.column,
-                           self.eps)
-        ]  # fmt: skip
+        ends = self.target.log_weights + self.column
+        clouds = zip(
+            *(tensor.reshape(-1, *tensor.shape[len(batch) :])
+              for tensor in (x, y, self.source.log_weights, ends, self.eps)),
+            strict=True,
+        )  # fmt: skip
         found = [
-            _sample_pairs(*cloud, t, count, generator) for cloud in zip(*flat, strict=True)
+            _sample_pairs(*pair, t=t, count=count, generator=generator) for pair in clouds
         ]  # fmt: skip
         places = torch.stack(found) if found else x.new_empty(0, count, d)
         return places.reshape(*batch, count, d) + self.source.centre
@@ -142,7 +143,6 @@ def _solve_even(source: Cloud, target: Cloud, eps: Tensor, options: Options) -> 
     return found.row + squares[0], column, found.iterations, found.error
 
 
-
 def _solve_weighted(
     source: Cloud, target: Cloud, eps: Tensor, options: Options
 ) -> tuple[Tensor, ...]:
@@ -171,6 +171,7 @@ def _sample_pairs(
     log_weights: Tensor,
     column: Tensor,
     eps: Tensor,
+    *,
     t: float,
     count: int,
     generator: torch.Generator | None,

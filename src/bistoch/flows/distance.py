@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from importlib import import_module
 
 import torch
 from jaxtyping import Float
@@ -77,7 +78,7 @@ def w2_exact(
             f"w2_exact: keeps all {pairs} pairs, more than {SMALL}; use w2_sliced for such clouds"
         )
     try:
-        import ot
+        ot = import_module("ot")
     except ImportError:
         raise ImportError(
             "w2_exact: needs POT; install it with: pip install 'bistoch[bench]'"

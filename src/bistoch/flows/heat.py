@@ -168,9 +168,9 @@ def heat_flow(
         time/eps steps x <- 2x - B(x) ("heat"), or x <- B(x) ("cluster")
 
     If eps does not divide the time, steps are a little shorter; `FlowState.eps` says how long. Each
-    step begins where the potentials of the two before point to. The first step that misses `tol` warns, and so
-    does the first one whose eps is below the spacing of the particles. `lam = 0` is kernel
-    mean-shift, which moves twice as fast.
+    step begins where the potentials of the two before point to. The first step that misses `tol`
+    warns, and so does the first one whose eps is below the spacing of the particles. `lam = 0` is
+    kernel mean-shift, which moves twice as fast.
 
     Args:
         time: how long to flow; a variance grows by it in every direction.
