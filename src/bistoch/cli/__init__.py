@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from bistoch.cli.bench import bench
+from bistoch.cli.data import data
 from bistoch.cli.operators import list_operators, show
 
 app = typer.Typer(
@@ -41,3 +42,4 @@ def main(
 app.command("list")(list_operators)
 app.command()(show)
 app.command()(bench)
+app.add_typer(data, name="data")

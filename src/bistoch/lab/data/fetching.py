@@ -1,0 +1,143 @@
+"""Fetch files from their official addresses: whole and proven, or not at all."""
+
+import hashlib
+import http.client
+import os
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from bistoch.lab.data.entry import Entry, File
+from bistoch.lab.data.kinds import DataError
+from bistoch.lab.data.packed import check_whole
+from bistoch.lab.data.places import cache_folder
+
+CHUNK = 1 << 16
+PATIENCE = 30.0
+
+
+def fetch(entry: Entry, console: Console | None = None) -> list[Path]:
+    """Fetch the official files of a data set into the cache; return where they are.
+
+    A file that is there already is compared with the table and left alone. A new one appears under
+    its name only when it is whole, so several processes may fetch at once.
+    """
+    form = entry.official
+    if form is None:
+        raise DataError(_not_official(entry))
+    paths = []
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console or Console(stderr=True)) as progress:
+        for file in form.files:
+            path = cache_folder() / file.path
+            if path.exists():
+                check_whole(entry.name, file, path)
+            else:
+                task = progress.add_task(Path(file.path).name, total=file.size)
+                download(entry.name, file, path, partial(progress.advance, task))
+            paths.append(path)
+    return paths
+
+
+def download(name: str, file: File, path: Path, report: Callable[[int], None]) -> None:
+    """Write one file beside its place, prove it, and move it there in one step."""
+    with _disk(name, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # a name of its own, so that two who fetch at once do not write into one file
+        number, part = tempfile.mkstemp(".part", f"{path.name}.", path.parent)
+    try:
+        with os.fdopen(number, "wb") as stream:
+            digest, size = _receive(name, file, path, stream, report)
+        if size != file.size or digest != file.sha256:
+            raise DataError(
+                f"{name}: {file.url} sent {size} bytes with a sha256 that starts with "
+                f"{digest[:12]}, expected {file.size} and {file.sha256[:12]}; nothing was kept; "
+                "try again, and if it stays so, the file at that address has changed"
+            )
+        with _disk(name, path):
+            # temporary files are for their owner only, data are for all
+            Path(part).chmod(0o644)
+            os.replace(part, path)
+    finally:
+        Path(part).unlink(missing_ok=True)
+
+
+def _receive(
+    name: str, file: File, path: Path, stream: IO[bytes], report: Callable[[int], None]
+) -> tuple[str, int]:
+    digest, size = hashlib.sha256(), 0
+    with _network(name, file, lambda: size):
+        request = urllib.request.Request(
+            file.url or "", headers={"User-Agent": f"bistoch/{version('bistoch')}"}
+        )
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            while chunk := answer.read(CHUNK):
+                with _disk(name, path):
+                    stream.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+                report(len(chunk))
+                if size > file.size:
+                    # never fill a disk with an answer that cannot be right
+                    break
+    if size < file.size:
+        raise DataError(
+            f"{name}: {file.url} broke off after {size} of {file.size} bytes; nothing was kept; "
+            "try again"
+        )
+    with _disk(name, path):
+        stream.flush()
+        os.fsync(stream.fileno())
+    return digest.hexdigest(), size
+
+
+@contextmanager
+def _disk(name: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as refused:
+        raise DataError(
+            f"{name}: cannot write {path}: {refused.strerror or refused}; nothing was kept; free "
+            "some space or set BISTOCH_CACHE to another folder"
+        ) from refused
+
+
+@contextmanager
+def _network(name: str, file: File, received: Callable[[], int]) -> Iterator[None]:
+    try:
+        yield
+    except urllib.error.HTTPError as answer:
+        with answer:
+            raise DataError(
+                f"{name}: {file.url} answered {answer.code} {answer.reason}; nothing was kept; try "
+                "again later, or put the file into a folder and set BISTOCH_DATA to that folder"
+            ) from answer
+    except (OSError, http.client.HTTPException) as broken:
+        reason = getattr(broken, "reason", None) or broken
+        raise DataError(
+            f"{name}: {file.url} cannot be reached or broke off after {received()} of {file.size} "
+            f"bytes ({reason}); nothing was kept; try again"
+        ) from broken
+
+
+def _not_official(entry: Entry) -> str:
+    if entry.make is not None:
+        return f"{entry.name} is made from a seed when it is loaded; there is nothing to fetch"
+    files = entry.forms[0].files
+    listed = " and ".join(f"{file.path} (sha256 {file.sha256})" for file in files)
+    return (
+        f"{entry.name} has no official file that can be fetched as it is: it is read from "
+        f"{listed}, made from {entry.home}; put that into a folder and set BISTOCH_DATA to it, or "
+        "load a copy of your own by its path"
+    )

@@ -1,0 +1,93 @@
+"""What a data set is once it is loaded: one frozen class for each kind."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+
+# an array or a list of strings, as `kind` says; a union would make every caller tell them apart
+Samples = Any
+Labels = Int[np.ndarray, "n"]
+
+
+class DataError(ValueError):
+    """The data cannot be used as they are; the sentence says what is wrong and what to do."""
+
+
+class DataMissingError(DataError):
+    """The data are in none of the places looked at."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Samples with labels, split into train and test (and valid, where the source has one).
+
+    `kind` says what a sample is: "images" are uint8 (n, h, w) or (n, h, w, 3), "points" float32
+    (n, p, 3), "tokens" int64 (n, length), "text" a list of strings. Labels are int64 and index
+    `classes`.
+    """
+
+    name: str
+    kind: Literal["images", "points", "tokens", "text"]
+    x_train: Samples
+    y_train: Labels
+    x_test: Samples
+    y_test: Labels
+    classes: tuple[str, ...]
+    x_valid: Samples | None = None
+    y_valid: Labels | None = None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Running text for language modelling: strings, or bytes where the unit is the byte."""
+
+    name: str
+    kind: Literal["corpus"]
+    train: str | bytes
+    valid: str | bytes
+    test: str | bytes
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Sentences in several languages, line by line: `train["en"][i]` means `train["de"][i]`."""
+
+    name: str
+    kind: Literal["pairs"]
+    train: dict[str, list[str]]
+    valid: dict[str, list[str]]
+    test: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Series:
+    """Several quantities over time, with the usual borders between train, valid and test.
+
+    `borders` are the ends of train, valid and test, counted in rows from the start. A forecast is
+    of the split its first predicted row lies in; what it looks back at may lie before the border.
+    """
+
+    name: str
+    kind: Literal["series"]
+    values: Float[np.ndarray, "time column"]
+    dates: np.ndarray
+    columns: tuple[str, ...]
+    target: str
+    borders: tuple[int, int, int]
+
+    @property
+    def train(self) -> Float[np.ndarray, "time column"]:
+        """The rows before the first border."""
+        return self.values[: self.borders[0]]
+
+    @property
+    def valid(self) -> Float[np.ndarray, "time column"]:
+        """The rows between the first and the second border."""
+        return self.values[self.borders[0] : self.borders[1]]
+
+    @property
+    def test(self) -> Float[np.ndarray, "time column"]:
+        """The rows between the second and the last border."""
+        return self.values[self.borders[1] : self.borders[2]]

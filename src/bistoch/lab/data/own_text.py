@@ -1,0 +1,134 @@
+"""Your own sentences: a CSV, TSV or JSONL file with text and label, and split if you have one."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bistoch.lab.data.kinds import DataError, Dataset
+from bistoch.lab.data.labels import Labelled, class_names, class_numbers
+from bistoch.lab.data.packed import read_text
+from bistoch.lab.data.split import held_out
+
+SPLITS = {
+    "train": "train", "test": "test", "valid": "valid", "val": "valid", "validation": "valid",
+    "dev": "valid",
+}  # fmt: skip
+
+
+class Row(NamedTuple):
+    """One sample and the line it stood in."""
+
+    text: str
+    label: str
+    split: str | None
+    line: int
+
+
+def read_own_text(path: Path, form: str) -> Dataset:
+    """Sentences with labels; without a column `split`, one in five of each class is held out."""
+    reading = _json_rows(path) if form == ".jsonl" else _table_rows(path, form)
+    rows = [_row(path, line, fields) for line, fields in reading]
+    labels = [Labelled(row.label, f"line {row.line}") for row in rows]
+    splits = _splits(path, rows)
+    chosen = {s: [i for i, split in enumerate(splits) if split == s] for s in set(splits)}
+    for needed in ("train", "test"):
+        if needed not in chosen:
+            raise DataError(
+                f"{path}: no row of split {needed!r} among {len(rows)} rows; both train and test "
+                "are needed"
+            )
+    classes = class_names([labels[i] for i in chosen["train"]], str(path))
+    x = {split: [rows[i].text for i in which] for split, which in chosen.items()}
+    y = {
+        s: class_numbers([labels[i] for i in which], classes, str(path))
+        for s, which in chosen.items()
+    }
+    return Dataset(
+        path.name.split(".")[0], "text", x["train"], y["train"], x["test"], y["test"], classes,
+        x.get("valid"), y.get("valid"),
+    )  # fmt: skip
+
+
+def head_of(path: Path, form: str) -> list[str]:
+    """The names in the first line of a CSV or TSV file."""
+    _, fields = next(_fields(path, form), (1, []))
+    return fields
+
+
+def _fields(path: Path, form: str) -> Iterator[tuple[int, list[str]]]:
+    text = io.StringIO(read_text(path, "utf-8-sig"), newline="")
+    # tables with tabs are written without quotes; a quote in them is part of a sentence
+    plain = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
+    reader = plain if form == ".tsv" else csv.reader(text, strict=True)
+    # a review may be longer than what the csv module expects of a field
+    limit = csv.field_size_limit(2**31 - 1)
+    try:
+        yield from ((reader.line_num, fields) for fields in reader if fields)
+    except csv.Error as broken:
+        raise DataError(f"{path}, line {reader.line_num}: {broken}") from broken
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _table_rows(path: Path, form: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    fields = _fields(path, form)
+    _, head = next(fields, (1, []))
+    if lacking := [name for name in ("text", "label") if name not in head]:
+        raise DataError(
+            f"{path}, line 1: expected the columns text and label (and split, if you have one), "
+            f"but {' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing; the head "
+            f"is {', '.join(head) or 'empty'}"
+        )
+    for line, values in fields:
+        if len(values) != len(head):
+            raise DataError(
+                f"{path}, line {line}: expected {len(head)} values ({', '.join(head)}), but there "
+                f"are {len(values)}"
+            )
+        yield line, dict(zip(head, values, strict=True))
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for line, content in enumerate(read_text(path, "utf-8-sig").split("\n"), 1):
+        if not content.strip():
+            continue
+        try:
+            fields = json.loads(content)
+        except json.JSONDecodeError as broken:
+            raise DataError(f"{path}, line {line}: not JSON ({broken})") from broken
+        if not isinstance(fields, dict):
+            raise DataError(
+                f"{path}, line {line}: expected an object with text and label, got a "
+                f"{type(fields).__name__}"
+            )
+        yield line, fields
+
+
+def _row(path: Path, line: int, fields: Mapping[str, Any]) -> Row:
+    text, label, split = fields.get("text"), fields.get("label"), fields.get("split")
+    if not isinstance(text, str) or not text.strip():
+        raise DataError(f"{path}, line {line}: text must be a sentence, but it is {text!r}")
+    if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
+        raise DataError(
+            f"{path}, line {line}: label must be a whole number or a word, but it is {label!r}"
+        )
+    if split is not None and split not in SPLITS:
+        raise DataError(
+            f"{path}, line {line}: split must be one of {', '.join(SPLITS)}, but it is {split!r}"
+        )
+    return Row(text, str(label), split if split is None else SPLITS[split], line)
+
+
+def _splits(path: Path, rows: list[Row]) -> list[str]:
+    if all(row.split is None for row in rows):
+        test = held_out([row.text for row in rows], np.array([row.label for row in rows]))
+        return ["test" if out else "train" for out in test]
+    for row in rows:
+        if row.split is None:
+            raise DataError(f"{path}, line {row.line}: split is missing, and other lines have it")
+    return [row.split or "" for row in rows]

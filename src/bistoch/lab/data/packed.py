@@ -1,0 +1,103 @@
+"""Files as they come: checked by their checksum, opened whatever they are packed with."""
+
+import gzip
+import hashlib
+import lzma
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from bistoch.lab.data.entry import File
+from bistoch.lab.data.kinds import DataError
+
+# what the readers of packed files raise when the bytes are not what they should be
+BROKEN = (
+    EOFError,
+    gzip.BadGzipFile,
+    lzma.LZMAError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    UnicodeDecodeError,
+)
+
+
+def sha256_of(path: Path) -> str:
+    """The checksum of a file, as 64 hexadecimal digits."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def check_whole(name: str, file: File, path: Path) -> None:
+    """Refuse a file whose checksum is not one of those in the table."""
+    with cut_or_broken(path):
+        found, size = sha256_of(path), path.stat().st_size
+    if found not in (file.sha256, file.repacked):
+        wanted = " or ".join(known[:12] for known in (file.sha256, file.repacked) if known)
+        remedy = f"run `bistoch data get {name}`" if file.url else "put a whole copy in its place"
+        raise DataError(
+            f"{name}: {path} is not the file in the table: its sha256 starts with {found[:12]}, "
+            f"expected {wanted}, and it has {size} bytes, expected {file.size}; remove it and "
+            f"{remedy}"
+        )
+
+
+@contextmanager
+def cut_or_broken(path: Path) -> Iterator[None]:
+    """Turn what a reader says of a cut or damaged file into one sentence."""
+    try:
+        yield
+    except BROKEN as broken:
+        raise DataError(
+            f"{path} is cut or damaged ({type(broken).__name__}: {broken}); replace it by a whole "
+            "copy"
+        ) from broken
+    except OSError as refused:
+        raise DataError(f"cannot read {path}: {refused.strerror or refused}") from refused
+
+
+def read_bytes(path: Path, limit: int = -1) -> bytes:
+    """The content of a plain, .gz or .xz file; only the first `limit` bytes if given."""
+    with cut_or_broken(path):
+        if path.suffix == ".gz":
+            with gzip.open(path) as stream:
+                return stream.read(limit)
+        if path.suffix == ".xz":
+            with lzma.open(path) as stream:
+                return stream.read(limit)
+        with path.open("rb") as plain:
+            return plain.read(limit)
+
+
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """The content of a plain, .gz or .xz text file, with the line ends it has."""
+    content = read_bytes(path)
+    with cut_or_broken(path):
+        return content.decode(encoding)
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a plain, .gz or .xz text file that are not empty, without their ends."""
+    # only the line feed ends a line: sentences contain other characters that Python splits at
+    return [line.removesuffix("\r") for line in read_text(path).split("\n") if line.strip("\r")]
+
+
+def read_arrays(path: Path) -> Mapping[str, np.ndarray]:
+    """All arrays of an .npz file by name; pickled objects are refused."""
+    with cut_or_broken(path):
+        try:
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+                return {key: arrays[key] for key in arrays.files}
+        except (*BROKEN, OSError):
+            raise
+        except Exception as broken:
+            # a damaged archive makes its readers raise nearly anything
+            raise DataError(
+                f"{path} is not a whole .npz file of plain arrays ({broken}); write it again with "
+                "numpy.savez_compressed"
+            ) from broken
