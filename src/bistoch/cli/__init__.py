@@ -11,6 +11,7 @@ import typer
 
 from bistoch.cli.bench import bench
 from bistoch.cli.data import data
+from bistoch.cli.flow import flow
 from bistoch.cli.operators import list_operators, show
 
 app = typer.Typer(
@@ -42,4 +43,5 @@ def main(
 app.command("list")(list_operators)
 app.command()(show)
 app.command()(bench)
+app.add_typer(flow, name="flow")
 app.add_typer(data, name="data")

@@ -14,7 +14,9 @@ INK, GRID, QUIET = "#222222", "#e4e4e4", "#8a8a8a"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
-def sheet(rows: int, columns: int, *, width: float = 3.5, height: float = 2.9, **shared: Any) -> Any:
+def sheet(
+    rows: int, columns: int, *, width: float = 3.5, height: float = 2.9, **shared: Any
+) -> Any:
     """An empty figure and its panels."""
     try:
         from matplotlib.figure import Figure
@@ -85,7 +87,14 @@ def draw_order(
     axes.loglog(x, y, "o", color=colour, markersize=4, label=f"{name}: order {order:.2f}")
     line = [y[0] * (value / x[0]) ** predicted for value in x]
     axes.loglog(x, line, color=colour, linewidth=0.9, linestyle=(0, (4, 2)))
+    name_places(axes, x)
     return order
+
+
+def name_places(axes: Any, x: Sequence[float]) -> None:
+    """Say where the points are on a logarithmic axis, and nothing else."""
+    axes.set_xticks(list(x), [f"{value:g}" for value in x])
+    axes.set_xticks([], minor=True)
 
 
 def fitted_order(x: Sequence[float], y: Sequence[float]) -> float:

@@ -48,9 +48,7 @@ def run_mixture(
         }
 
     keep = [time * share / 24 for share in range(25)]
-    track = follow(
-        "mixture", x, time, eps, measure=measure, keep=keep, console=console, folder=out
-    )
+    track = follow("mixture", x, time, eps, measure=measure, keep=keep, console=console, folder=out)
     page.warn(track.warnings)
     fresh = _distances(page, law, track, n, time)
     _panels(page, law, track, n, eps)

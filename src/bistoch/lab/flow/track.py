@@ -100,16 +100,16 @@ def follow(
     return track
 
 
-def _take(
-    track: Track, state: FlowState, numbers: dict[str, float], keep: Sequence[float]
-) -> None:
+def _take(track: Track, state: FlowState, numbers: dict[str, float], keep: Sequence[float]) -> None:
     track.times.append(state.time)
-    track.rows.append({
-        **numbers,
-        "passes": state.iterations.double().mean().item(),
-        "error": state.error.max().item(),
-        "self_weight": state.self_weight.mean().item(),
-    })
+    track.rows.append(
+        {
+            **numbers,
+            "passes": state.iterations.double().mean().item(),
+            "error": state.error.max().item(),
+            "self_weight": state.self_weight.mean().item(),
+        }
+    )
     near = any(abs(state.time - wanted) <= state.eps * 0.500001 for wanted in keep)
     if state.step in (0, state.steps) or near:
         track.snapshots[state.time] = state.particles.cpu()
