@@ -1,4 +1,4 @@
-"""The verbs that move particles: `bistoch flow gaussian | mixture | fashion | points | image | ...`.
+"""The verbs that move particles: `bistoch flow gaussian`, `mixture`, `fashion`, `points` and more.
 
 Every run shows its progress, goes on where it was killed, and ends with a page of figures.
 """
@@ -140,7 +140,7 @@ def image(
 def cluster(
     n: Count = 300,
     dim: Annotated[int, typer.Option(min=2, help="Dimensions of the tokens on the sphere.")] = 16,
-    eps: Annotated[float, typer.Option(help="Temperature per dimension.")] = 0.1,
+    eps: Annotated[float, typer.Option(help="Temperature per dimension.")] = 0.25,
     depth: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 24,
     skip: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the skip.")] = 0.5,
     seed: Seed = 0,

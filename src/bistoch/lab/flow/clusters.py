@@ -80,13 +80,12 @@ def run_cluster(
     tokens = torch.randn(n, dim, dtype=torch.float64, generator=generator)
     # a few themes, so that there is something to find
     themes = torch.randn(5, dim, dtype=torch.float64, generator=generator)
-    tokens = tokens + 1.5 * themes[torch.arange(n) % 5]
+    tokens = tokens + themes[torch.arange(n) % 5]
     tokens = tokens / tokens.norm(dim=-1, keepdim=True) * dim**0.5
 
     pictures: dict[str, dict[float, Tensor]] = {}
     curves: dict[tuple[str, str], list[dict[str, float]]] = {}
-    jobs = [(name, lam) for name, lam in LAMS.items()]
-    for name, lam in watch(jobs, "layers", console=console, transient=True):
+    for name, lam in watch(list(LAMS.items()), "layers", console=console, transient=True):
         flat = layers(plane, eps, depth, lam, skip=0.0, sphere=False)
         pictures[name] = {float(k): flat[k] for k in _moments(depth)}
         for label, share in (("no skip", 0.0), (f"skip {skip:g}", skip)):

@@ -91,7 +91,7 @@ def _variances(page: Page, track: Track, time: float, eps: float) -> None:
 def _orders(page: Page) -> None:
     page.heading("How the error falls with eps")
     page.text(
-        "The theory promises that one step is right up to o(eps). It is better than that: expanding "
+        "The theory promises that one step is right up to o(eps). It is better: expanding "
         "the bridge one order further gives the second-order term of the probability flow exactly, "
         "so that one step errs by eps cubed and the flow by eps squared."
     )

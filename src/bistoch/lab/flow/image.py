@@ -64,7 +64,7 @@ def run_image(
     out: Path,
     console: Console,
 ) -> Path:
-    """A picture whose pixels attend to each other: clusters smooth inside edges, heat frays them."""
+    """A picture whose pixels attend to each other: clusters smooth it, heat frays it."""
     out.mkdir(parents=True, exist_ok=True)
     image = read_picture(picture, side, index)
     x = to_particles(image, contrast)

@@ -36,7 +36,7 @@ class Page:
         self.numbers["tables"][title] = {"heads": list(heads), "rows": [list(row) for row in rows]}
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for number, head in enumerate(heads):
-            table.add_column(head, justify="right" if number else "left")
+            table.add_column(head, justify="right" if number else "left", overflow="fold")
         for row in shown:
             table.add_row(*row)
         self.console.print(f"\n[bold]{title}[/bold]", highlight=False)

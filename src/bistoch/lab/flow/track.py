@@ -110,7 +110,8 @@ def _take(track: Track, state: FlowState, numbers: dict[str, float], keep: Seque
             "self_weight": state.self_weight.mean().item(),
         }
     )
-    near = any(abs(state.time - wanted) <= state.eps * 0.500001 for wanted in keep)
+    # half open, so that a time between two steps is kept once
+    near = any(-0.499999 < (state.time - wanted) / state.eps <= 0.500001 for wanted in keep)
     if state.step in (0, state.steps) or near:
         track.snapshots[state.time] = state.particles.cpu()
 
