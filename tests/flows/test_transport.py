@@ -98,6 +98,15 @@ def test_a_warm_start_is_taken_and_changes_nothing_else(cloud):
     torch.testing.assert_close(warm.potential, cold.potential, rtol=0, atol=1e-8)
 
 
+def test_self_weight_is_the_diagonal(cloud):
+    x = cloud(23, 1)
+    found = self_transport(x, 0.1, tol=1e-10)
+    rows = (found.potential - torch.cdist(x, x) ** 2 / 0.2).softmax(-1)
+    assert found.self_weight.item() == pytest.approx(rows.diagonal().mean().item(), rel=1e-8)
+    # far apart, every particle sees itself alone
+    assert self_transport(1e3 * x, 1e-3).self_weight.item() == pytest.approx(1, abs=1e-3)
+
+
 def test_clouds_of_a_batch_do_not_feel_each_other(cloud):
     x = cloud(2, 3, 13, 2)
     eps = torch.tensor([0.1, 1.0, 10.0], dtype=torch.float64).expand(2, 3)

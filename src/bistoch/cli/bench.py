@@ -56,7 +56,8 @@ def bench(
         )  # fmt: skip
         out.mkdir(parents=True, exist_ok=True)
     if flows:
-        times = rounds or (1 if quick else 3)
-        run_flow_bench(options.n, times, threads, quick, out, Console())
+        run_flow_bench(
+            options.n, rounds=rounds, threads=threads, quick=quick, out=out, console=Console()
+        )
         return
     run_bench(options, out, Console())

@@ -156,7 +156,7 @@ def _solve_weighted(
     for _ in range(options.iters):
         row = soft_minimum(source.points, target, column, eps)
         residual = soft_minimum(target.points, source, row, eps) - column
-        error = torch.where(running, spread(residual, live), error)
+        error = torch.where(running, spread(residual, live)[0], error)
         running &= error > options.tol
         if not running.any():
             break

@@ -38,7 +38,8 @@ class Options(NamedTuple):
 class SelfTransport(NamedTuple):
     """How a cloud attends to itself, `P_ij = w_j exp(f_i + g_j - |x_i - x_j|² / (2 eps))`.
 
-    `potential` is g. At `lam = 1` it is also f, and the plan carries the weights onto themselves;
+    `potential` is g, up to a constant; f makes rows sum to one. At `lam = 1` both are the same, the
+    constant included, and the plan carries the weights onto themselves;
     `error` then bounds the largest relative error of what a particle receives, and for every `lam`
     it measures the distance from the fixed point. `self_weight` is the mean weight that a particle
     keeps for itself: near one, eps is below the spacing of the particles.
@@ -114,35 +115,45 @@ def solve(
     iterations = torch.zeros(column.shape[:-1], dtype=torch.int64, device=column.device)
     running = torch.ones_like(iterations, dtype=torch.bool)
     error = column.new_zeros(column.shape[:-1])
-    row = column
+    own = cloud.log_weights
     for t in range(iters):
         row = soft_minimum(cloud.points, cloud, column, eps)
+        own = cloud.log_weights + row + column
         if lam == 0:
             break
         # for lam = 1 the spread of T(g) - g bounds that of T(T(g)) - g, since T is nonexpansive
         image = row if lam == 1 else lam * soft_minimum(cloud.points, cloud, row, eps)
         residual = image - column
-        found = spread(residual, live)
+        found, middle = spread(residual, live)
         error = torch.where(running, found, error)
-        share = SHARES[t % 2] if lam == 1 else 1.0
+        share = 1.0
+        if lam == 1:
+            # T(g + c) = T(g) - c: what is constant in the residual is halved at once
+            column = column + torch.where(running, middle / 2, 0)[..., None]
+            residual, share = residual - middle[..., None], SHARES[t % 2]
         # the step is taken even by those who are done: it never makes the error larger
         column = torch.where(running[..., None], column + share * residual, column)
         iterations += running
         running &= found > tol
         if not running.any():
             break
-    mass = cloud.log_weights.exp()
-    own = (cloud.log_weights + row + column).clamp(max=0).exp()
-    return SelfTransport(column, iterations, error, error <= tol, (mass * own).sum(-1))
+    kept = (cloud.log_weights.exp() * own.exp()).sum(-1)
+    return SelfTransport(column, iterations, error, error <= tol, kept)
 
 
-def spread(residual: Float[Tensor, "*b n"], live: Bool[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
-    """How far the entries of particles with mass lie apart; a constant is invisible in the plan."""
+def spread(
+    residual: Float[Tensor, "*b n"], live: Bool[Tensor, "*b n"]
+) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
+    """How far the entries of particles with mass lie apart, and their middle.
+
+    What is constant in them is invisible in the plan.
+    """
     if residual.shape[-1] == 0:
-        return residual.new_zeros(residual.shape[:-1])
+        zero = residual.new_zeros(residual.shape[:-1])
+        return zero, zero
     highest = residual.masked_fill(~live, -torch.inf).amax(-1)
     lowest = residual.masked_fill(~live, torch.inf).amin(-1)
-    return highest - lowest
+    return highest - lowest, (highest + lowest) / 2
 
 
 def warn_unconverged(function: str, error: Tensor, options: Options) -> bool:

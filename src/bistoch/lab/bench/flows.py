@@ -6,12 +6,15 @@ largest displacement; that many are then timed, in turn, best of several rounds.
 
 import json
 import math
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from rich import box
@@ -26,18 +29,24 @@ from bistoch.lab.bench.machine import busy_warning, describe_machine, load_avera
 from bistoch.lab.bench.measure import stopwatch
 from bistoch.lab.bench.memory import allocated_by, choose_memory, resident_growth, total_memory
 from bistoch.lab.bench.peers import EXTRA
+from bistoch.lab.bench.table import Marks
 from bistoch.lab.files import write_whole
 
 ACCURACY = 1e-3
 EFFORTS = tuple(2**power for power in range(1, 15))
-# seconds beyond which more iterations are not tried
-PATIENCE = 60.0
 SIZES, QUICK_SIZES = (500, 2000, 8000, 20000), (200, 500)
 MIB = 1 << 20
 # a float32 matrix of all pairs that code keeps, times this many, must fit into half the memory
 KEPT = 6
 
 Solve = Callable[[Tensor, float, int], Tensor]
+
+
+class FlowPace(NamedTuple):
+    """Rounds of timing, and the seconds beyond which more iterations are not tried."""
+
+    rounds: int = 3
+    patience: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -100,17 +109,24 @@ def contenders() -> dict[str, tuple[Solve, bool, str | None]]:
 
 
 def run_flow_bench(
-    sizes: Sequence[int], rounds: int, threads: int | None, quick: bool, out: Path, console: Console
+    sizes: Sequence[int],
+    *,
+    rounds: int | None,
+    threads: int | None,
+    quick: bool,
+    out: Path,
+    console: Console,
 ) -> Path:
     """Prove and time one step of every case by everybody; write JSON and print a table."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     load = load_average()
+    pace = FlowPace(rounds or 1, 1.0) if quick else FlowPace(rounds or 3)
     cells: list[FlowCell] = []
     try:
         wanted = cases(sizes or (QUICK_SIZES if quick else SIZES))
         for case in track(wanted, "flows", console=console, transient=True):
-            cells += measure_case(case, rounds)
+            cells += measure_case(case, pace)
     finally:
         torch.set_num_threads(before)
     notes = [note for note in (busy_warning(load, 0, "at the start"),) if note]
@@ -126,13 +142,12 @@ def run_flow_bench(
     return path
 
 
-def measure_case(case: FlowCase, rounds: int) -> list[FlowCell]:
+def measure_case(case: FlowCase, pace: FlowPace) -> list[FlowCell]:
     """All contenders on one cloud."""
     exact = case.particles()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FrozenWarning)
         right = heat_step(exact, case.eps, tol=1e-8)
-    moved = (right - exact).norm(dim=-1).max().item()
     # ours is exact enough in float32 wherever squared distances over eps are not huge
     x = exact if case.law == "line" else exact.float()
     cells, running = [], []
@@ -144,10 +159,10 @@ def measure_case(case: FlowCase, rounds: int) -> list[FlowCell]:
         elif keeps and KEPT * x.element_size() * case.n**2 > total_memory() / 2:
             cell.status, cell.reason = "skipped", "all pairs do not fit into memory"
         else:
-            call = _prove(cell, solve, x, case.eps, right, moved)
+            call = _prove(cell, solve, (x, case.eps), right, pace)
             if call is not None:
                 running.append((cell, call))
-    for _ in range(rounds):
+    for _ in range(pace.rounds):
         for cell, call in running:
             cell.samples.append(stopwatch(call, 1))
     for cell, _ in running:
@@ -156,20 +171,21 @@ def measure_case(case: FlowCase, rounds: int) -> list[FlowCell]:
 
 
 def _prove(
-    cell: FlowCell, solve: Solve, x: Tensor, eps: float, right: Tensor, moved: float
+    cell: FlowCell, solve: Solve, task: tuple[Tensor, float], right: Tensor, pace: FlowPace
 ) -> Callable[[], Tensor] | None:
     """The call with the fewest iterations that is right enough, or None with the reason."""
+    x, eps = task
+    moved = (right - x).norm(dim=-1).max().item()
     for iterations in EFFORTS:
-
-        def call(count: int = iterations) -> Tensor:
-            return solve(x, eps, count)
-
+        call = partial(solve, x, eps, iterations)
         try:
             with warnings.catch_warnings():
                 # libraries warn where they stop short; here the error is measured
                 warnings.simplefilter("ignore")
-                result, allocated = allocated_by(call)
-                seconds = stopwatch(call, 1)
+                start = time.perf_counter()
+                result = call()
+                seconds = time.perf_counter() - start
+        # whatever happens inside a contender is a result of the benchmark, not its end
         except Exception as mistake:
             cell.status = "failed"
             cell.reason = f"{type(mistake).__name__}: {str(mistake).splitlines()[0][:120]}"
@@ -177,9 +193,10 @@ def _prove(
         cell.iterations = iterations
         cell.error = (result.double() - right).norm(dim=-1).max().item() / max(moved, 1e-300)
         if cell.error <= ACCURACY:
-            cell.memory = choose_memory(allocated, resident_growth(call))
+            del result
+            cell.memory = choose_memory(allocated_by(call)[1], resident_growth(call))
             return call
-        if seconds > PATIENCE:
+        if 2 * seconds > pace.patience:
             break
     cell.status = "inaccurate"
     cell.reason = f"error {cell.error:.1g} after {cell.iterations} iterations"
@@ -232,13 +249,16 @@ def _geomloss(x: Tensor, eps: float, iterations: int) -> Tensor:
 
 def _print(cells: Sequence[FlowCell], notes: Sequence[str], console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("case", "contender", "seconds", "over ours", "iterations", "error", "MiB"):
-        table.add_column(name, justify="left" if name in ("case", "contender") else "right")
+    for name in ("cloud", "n", "eps", "contender", "seconds", "over ours", "steps", "error", "MiB"):
+        table.add_column(
+            name, justify="left" if name in ("cloud", "contender") else "right", no_wrap=True
+        )
     base = {(c.case, c.n): c.seconds for c in cells if c.contender == "bistoch"}
+    marks = Marks()
     for cell in cells:
-        words = [f"{cell.case} n={cell.n} eps={cell.eps:g}", cell.contender]
+        words = [cell.case, str(cell.n), f"{cell.eps:g}", cell.contender]
         if cell.seconds is None:
-            table.add_row(*words, "-", "", "", "", cell.reason or "")
+            table.add_row(*words, rf"- \[{marks.number(f'{cell.contender}: {cell.reason}')}]")
             continue
         ours = base.get((cell.case, cell.n))
         table.add_row(
@@ -246,10 +266,9 @@ def _print(cells: Sequence[FlowCell], notes: Sequence[str], console: Console) ->
             str(cell.iterations), f"{cell.error:.1e}", f"{(cell.memory or 0) / MIB:.3g}",
         )  # fmt: skip
     console.print(table)
-    console.print(
+    told = (
         f"one heat step, largest error at most {ACCURACY:g} of the largest displacement; best of "
         "interleaved rounds; memory beyond the inputs",
-        highlight=False,
     )
-    for note in notes:
-        console.print(note, highlight=False)
+    for line in (*told, *marks.lines(), *notes):
+        console.print(line, highlight=False, markup=False)
