@@ -373,11 +373,11 @@ def flow_limits() -> None:
 
 def flow_clusters() -> None:
     """Tokens in the plane under layers of attention, from softmax to Sinkhorn."""
-    x = torch.randn(300, 2, dtype=torch.float64, generator=seeded(0))
+    x = torch.randn(160, 2, dtype=torch.float64, generator=seeded(0))
     shown = {}
     for name, lam in clusters.LAMS.items():
         states = clusters.layers(x, 0.15, 12, lam, skip=0.0, sphere=False)
-        shown[name] = {float(k): states[k] for k in (0, 1, 2, 4, 8, 12)}
+        shown[name] = {float(k): states[k] for k in (0, 1, 3, 6, 12)}
     save(draw_clouds(shown, x[:, 0]), "flow_clusters")
 
 

@@ -119,8 +119,11 @@ def draw_clouds(
     columns = max(len(snapshots) for snapshots in clouds.values())
     figure, axes = sheet(len(clouds), columns, width=2.2, height=2.3)
     for line, (name, snapshots) in zip(axes, clouds.items(), strict=True):
+        # one scale per row: what shrinks is seen to shrink
+        flat = [torch.from_numpy(flatten(points)) for points in snapshots.values()]
+        reach = 1.08 * max(points.abs().max().item() for points in flat)
         for number, (time, points) in enumerate(snapshots.items()):
-            scatter(line[number], points, colours)
+            scatter(line[number], points, colours, (-reach, reach))
             line[number].set_title(f"t = {time:.3g}", fontsize=9, color=INK)
         line[0].set_ylabel(name, fontsize=9, color=INK)
         for empty in line[len(snapshots) :]:
