@@ -239,6 +239,23 @@ def test_mistakes_are_one_sentence(change, sentence):
     assert str(caught.value).startswith("heat_step: ")
 
 
+def test_points_to_look_from_are_checked(cloud):
+    x = cloud(7, 2)
+    for at in (cloud(3, 3), cloud(3, 2).float(), cloud(1, 3, 2)):
+        with pytest.raises(ValueError, match="particles and at must agree in everything but"):
+            barycentric_projection(x, 0.5, at=at)
+    with pytest.raises(TypeError, match="score_estimate: at must be a torch"):
+        score_estimate(x, 0.5, at=[[0.0, 0.0]])
+    with pytest.raises(ValueError, match="at must be finite"):
+        score_estimate(x, 0.5, at=torch.full((1, 2), math.inf, dtype=torch.float64))
+
+
+def test_no_gradients_flow(cloud):
+    x = cloud(7, 2).requires_grad_()
+    assert not heat_step(x, 0.5).requires_grad
+    assert not any(state.particles.requires_grad for state in heat_flow(x, 10.0, 5.0))
+
+
 def test_time_is_checked_before_the_first_state():
     with pytest.raises(ValueError, match="heat_flow: time must be zero or positive"):
         heat_flow(torch.zeros(2, 1), -1.0, 0.1)

@@ -24,6 +24,8 @@ def check_cloud(function: str, name: str, points: Tensor) -> None:
 
 def check_alike(function: str, names: tuple[str, str], first: Tensor, second: Tensor) -> None:
     """Check that two clouds live in one space."""
+    check_cloud(function, names[0], first)
+    check_cloud(function, names[1], second)
     same = first.shape[:-2] == second.shape[:-2] and first.shape[-1] == second.shape[-1]
     if not same or first.dtype != second.dtype or first.device != second.device:
         raise ValueError(

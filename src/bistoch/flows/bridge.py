@@ -117,8 +117,8 @@ def schrodinger_bridge(
     function = "schrodinger_bridge"
     check_tol(function, tol)
     check_count(function, "iters", iters, least=1)
-    start = gather(function, "source", source, source_weights, backend)
     check_alike(function, ("source", "target"), source, target)
+    start = gather(function, "source", source, source_weights, backend)
     end = gather(function, "target", target, target_weights, backend, centre=start.centre)
     wide = temperature(function, eps, start, end)
     options = Options(1.0, None, tol, iters, None, backend)
@@ -184,5 +184,5 @@ def _sample_pairs(
         logits = (some @ y.T - y.square().sum(-1) / 2) / eps + column
         chosen = torch.multinomial(logits.softmax(-1), 1, generator=generator)
         ends.append(y[chosen[:, 0]])
-    noise = torch.randn(starts.shape, dtype=x.dtype, generator=generator)
+    noise = torch.randn(starts.shape, dtype=x.dtype, device=x.device, generator=generator)
     return (1 - t) * starts + t * torch.cat(ends) + (eps * t * (1 - t)).sqrt() * noise

@@ -240,8 +240,8 @@ def _project(
     wide = temperature(function, eps, cloud)
     viewers = cloud
     if at is not None:
-        viewers = gather(function, "at", at, None, options.backend, centre=cloud.centre)
         check_alike(function, ("particles", "at"), particles, at)
+        viewers = gather(function, "at", at, None, options.backend, centre=cloud.centre)
         temperature(function, eps, viewers)
     found = solve(function, cloud, wide, options)
     seen = attend(viewers.points, cloud, found.potential, wide) + cloud.centre
