@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import bistoch
-from bistoch.flows import self_transport
+from bistoch.flows import barycentric_projection, self_transport
 from bistoch.flows.cloud import Cloud, soft_minimum
 from bistoch.flows.transport import SHARES
 
@@ -96,6 +96,19 @@ def test_a_warm_start_is_taken_and_changes_nothing_else(cloud):
     warm = self_transport(x, 0.1, tol=1e-9, potential=cold.potential)
     assert warm.iterations == 1 < cold.iterations
     torch.testing.assert_close(warm.potential, cold.potential, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("backend", ["streaming", "cpu"])
+def test_products_that_are_kept_change_nothing(cloud, backend, monkeypatch):
+    x, weights = cloud(2, 37, 41), cloud(37, seed=1).exp()
+    eps = torch.tensor([20.0, 60.0], dtype=torch.float64)
+    options = {"weights": weights, "tol": 1e-10, "backend": backend}
+    kept, seen = self_transport(x, eps, **options), barycentric_projection(x, eps, **options)
+    monkeypatch.setattr("bistoch.flows.cloud.WORKSPACE_BYTES", 0)
+    again = self_transport(x, eps, **options)
+    torch.testing.assert_close(kept.potential, again.potential, rtol=0, atol=1e-10)
+    assert torch.equal(kept.iterations, again.iterations)
+    torch.testing.assert_close(seen, barycentric_projection(x, eps, **options))
 
 
 def test_self_weight_is_the_diagonal(cloud):

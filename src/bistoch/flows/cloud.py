@@ -7,7 +7,7 @@ one call of the elastic operator without iterations: its backends never keep all
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,11 @@ from torch import Tensor
 from bistoch.flows._inputs import check_cloud, check_resolution, check_weights
 from bistoch.functional import elastic_attention, elastic_potentials
 from bistoch.functional._inputs import Option, check_eps
+from bistoch.functional.elastic.cpu import WORKSPACE_BYTES
 from bistoch.functional.elastic.pose import working_dtype
+
+# dimensions from which a product costs more than the exponential that follows it
+MANY = 32
 
 
 class Cloud(NamedTuple):
@@ -26,6 +30,17 @@ class Cloud(NamedTuple):
     centre: Float[Tensor, "*b 1 d"]
     log_weights: Float[Tensor, "*b n"]
     backend: str
+    # x·y / eps of all pairs, where it is worth keeping
+    products: Float[Tensor, "*b n n"] | None = None
+
+
+def remember(cloud: Cloud, eps: Float[Tensor, "*b 1"]) -> Cloud:
+    """Keep the products of all pairs if they are dear, and fit into the operator's workspace."""
+    points = cloud.points
+    pairs = points.shape[:-1].numel() * points.shape[-2]
+    if points.shape[-1] < MANY or pairs * points.element_size() > WORKSPACE_BYTES:
+        return cloud
+    return cloud._replace(products=(points / eps[..., None]) @ points.mT)
 
 
 def gather(
@@ -73,10 +88,8 @@ def soft_minimum(
     eps: Float[Tensor, "*b 1"],
 ) -> Float[Tensor, "*b k"]:
     """`-log sum_j w_j exp(potential_j - |at_i - x_j|² / (2 eps))`: one pass over all pairs."""
-    row = elastic_potentials(
-        at, cloud.points, eps=eps[..., 0], iters=0, scale=1.0, mask=_bias(cloud, potential, eps),
-        backend=cloud.backend,
-    ).row  # fmt: skip
+    query, key, options = _tokens(at, cloud, potential, eps)
+    row = elastic_potentials(query, key, iters=0, scale=1.0, backend=cloud.backend, **options).row
     return row + at.square().sum(-1) / (2 * eps)
 
 
@@ -87,10 +100,21 @@ def attend(
     eps: Float[Tensor, "*b 1"],
 ) -> Float[Tensor, "*b k d"]:
     """Where each point looks: the mean of the cloud under its row of the plan."""
+    query, key, options = _tokens(at, cloud, potential, eps)
     return elastic_attention(
-        at, cloud.points, cloud.points, eps=eps[..., 0], iters=0, scale=1.0,
-        mask=_bias(cloud, potential, eps), backend=cloud.backend,
-    )  # fmt: skip
+        query, key, cloud.points, iters=0, scale=1.0, backend=cloud.backend, **options
+    )
+
+
+def _tokens(
+    at: Tensor, cloud: Cloud, potential: Tensor, eps: Tensor
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Queries, keys, and what goes with them to make the scores."""
+    bias = _bias(cloud, potential, eps)
+    if cloud.products is None or at is not cloud.points:
+        return at, cloud.points, {"eps": eps[..., 0], "mask": bias}
+    # the products are a mask that is there already; the bias is all that keys have to say
+    return torch.ones_like(at[..., :1]), bias.mT, {"mask": cloud.products}
 
 
 def _bias(cloud: Cloud, potential: Tensor, eps: Tensor) -> Float[Tensor, "*b 1 n"]:

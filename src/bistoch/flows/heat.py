@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bistoch.flows._inputs import check_alike, check_cloud, check_time
-from bistoch.flows.cloud import attend, gather, temperature
+from bistoch.flows.cloud import attend, gather, remember, temperature
 from bistoch.flows.transport import (
     Options,
     SelfTransport,
@@ -238,7 +238,7 @@ def _project(
 ) -> tuple[Tensor, SelfTransport]:
     cloud = gather(function, "particles", particles, options.weights, options.backend)
     wide = temperature(function, eps, cloud)
-    viewers = cloud
+    viewers = cloud = remember(cloud, wide)
     if at is not None:
         check_alike(function, ("particles", "at"), particles, at)
         viewers = gather(function, "at", at, None, options.backend, centre=cloud.centre)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bistoch.flows.cloud import Cloud, gather, soft_minimum, temperature
+from bistoch.flows.cloud import Cloud, gather, remember, soft_minimum, temperature
 from bistoch.functional import ConvergenceWarning
 from bistoch.functional._inputs import Option, check_count, check_lam, check_tol
 
@@ -95,7 +95,8 @@ def self_transport(
     function = "self_transport"
     options = Options(lam, weights, tol, iters, potential, backend)
     cloud = gather(function, "particles", particles, weights, backend)
-    found = solve(function, cloud, temperature(function, eps, cloud), options)
+    wide = temperature(function, eps, cloud)
+    found = solve(function, remember(cloud, wide), wide, options)
     warn_unconverged(function, found.error, options)
     return found
 
