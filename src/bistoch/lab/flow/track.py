@@ -117,9 +117,10 @@ def _take(track: Track, state: FlowState, numbers: dict[str, float], keep: Seque
 
 
 def _digest(name: str, particles: Tensor, time: float, eps: float, options: Any) -> str:
-    said = repr((name, tuple(particles.shape), str(particles.dtype), time, eps, sorted(options)))
+    plain = (name, tuple(particles.shape), time, eps, sorted(options.items(), key=str))
     content = particles.contiguous().view(torch.uint8).numpy().tobytes()
-    return f"{name}-{hashlib.sha256(said.encode() + content).hexdigest()[:16]}.pt"
+    said = repr(plain).encode()
+    return f"{name}-{hashlib.sha256(said + content).hexdigest()[:16]}.pt"
 
 
 def _save(place: Path, track: Track, state: FlowState) -> None:
