@@ -86,7 +86,7 @@ def test_every_page_is_on_the_map():
 def test_pictures_are_used_small_and_made_by_the_script():
     used = {target for page in PAGES for target in LINK.findall(page.read_text(encoding="utf-8"))}
     used = {Path(target).name for target in used if target.endswith(".png")}
-    script = (DOCS / "figures.py").read_text(encoding="utf-8")
+    script = "".join(file.read_text(encoding="utf-8") for file in DOCS.glob("making/*.py"))
     pictures = list((DOCS / "figures").iterdir())
     assert {picture.name for picture in pictures} == used
     for picture in pictures:
@@ -100,7 +100,7 @@ def test_measured_tables_are_filled(page):
     text = page.read_text(encoding="utf-8")
     opened = re.findall(r"<!-- measured: (\w+) -->\n\n\| ", text)
     assert len(opened) == text.count("<!-- measured:") == text.count("<!-- end -->")
-    script = (DOCS / "figures.py").read_text(encoding="utf-8")
+    script = "".join(file.read_text(encoding="utf-8") for file in DOCS.glob("making/*.py"))
     for table in opened:
         assert f'"{table}"' in script
 

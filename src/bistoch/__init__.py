@@ -4,6 +4,7 @@ One elastic operator slides from softmax (`lam = 0`) to doubly stochastic (`lam 
 assignment (`eps -> 0`), with rows that always sum to one.
 """
 
+from bistoch import flows as flows
 from bistoch import nn as nn
 from bistoch.functional import OPERATORS as OPERATORS
 from bistoch.functional import BackendUnavailableError as BackendUnavailableError

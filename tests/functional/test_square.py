@@ -6,7 +6,7 @@ import torch
 import bistoch
 from bistoch.functional.square import stochastic_complement
 
-SQUARE = [row for row in bistoch.OPERATORS.values() if row.square and row.masks == "padding"]
+SQUARE = [row for row in bistoch.OPERATORS.values() if row.square and row.columns == "exact"]
 square_operators = pytest.mark.parametrize("operator", SQUARE, ids=lambda row: row.name)
 
 

@@ -11,6 +11,7 @@ import typer
 
 from bistoch.cli.bench import bench
 from bistoch.cli.data import data
+from bistoch.cli.flow import flow
 from bistoch.cli.inspect import inspect
 from bistoch.cli.operators import list_operators, show
 from bistoch.cli.reproduce import reproduce
@@ -44,6 +45,7 @@ def main(
 app.command("list")(list_operators)
 app.command()(show)
 app.command()(bench)
+app.add_typer(flow, name="flow")
 app.add_typer(data, name="data")
 app.command()(inspect)
 app.command()(reproduce)

@@ -36,6 +36,9 @@ def bench(
     operators: Annotated[
         bool, typer.Option("--operators", help="Time every operator with its default options.")
     ] = False,
+    flows: Annotated[
+        bool, typer.Option("--flows", help="Time one heat step of a cloud beside other libraries.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder for JSON and picture.", file_okay=False)] = Path(
         "bench-results"
     ),
@@ -44,7 +47,7 @@ def bench(
 
     A stopped run goes on where it was when the same words are given again.
     """
-    from bistoch.lab.bench import Options, run_bench
+    from bistoch.lab.bench import Options, run_bench, run_flow_bench
 
     with one_sentence():
         options = Options(
@@ -52,4 +55,9 @@ def bench(
             rounds=rounds, backward=backward, quick=quick, operators=operators,
         )  # fmt: skip
         out.mkdir(parents=True, exist_ok=True)
+    if flows:
+        run_flow_bench(
+            options.n, rounds=rounds, threads=threads, quick=quick, out=out, console=Console()
+        )
+        return
     run_bench(options, out, Console())

@@ -56,8 +56,7 @@ def _nothing_stays():
     yield
     assert functional.scaled_dot_product_attention is ATTEND
     assert vars(sys.modules["bistoch.functional.softmax"])["scaled_dot_product_attention"] is ATTEND
-    assert not torch_module._global_forward_hooks
-    assert not torch_module._global_forward_pre_hooks
+    assert not torch_module._has_any_global_hook()
     assert bistoch.nn.operators.OperatorModule.plan.__qualname__ == "OperatorModule.plan"
     assert not hasattr(bistoch.nn.operators.OperatorModule.plan, "__wrapped__")
 

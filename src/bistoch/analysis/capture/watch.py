@@ -16,7 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    _global_forward_hooks_with_kwargs,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 from bistoch.analysis.capture.recompute import (
     Found,
@@ -121,10 +125,13 @@ class _Watch:
         self.first, self.wanted = _wanted_states(model, states)
         self.stack: list[_Frame] = []
 
-    def install(self) -> Iterator[Callable[[], None]]:
+    def install(self) -> Iterator[Callable[[], object]]:
         """Start to watch; yields what undoes each step."""
         yield register_module_forward_pre_hook(self.enter).remove
-        yield register_module_forward_hook(self.leave, with_kwargs=True, always_call=True).remove
+        hook = register_module_forward_hook(self.leave, with_kwargs=True, always_call=True)
+        yield hook.remove
+        # torch forgets to take this back, and would warn at the next compilation
+        yield lambda: _global_forward_hooks_with_kwargs.pop(hook.id, None)
         for holder in {id(m): m for m in [functional, *holders(SDPA, _attend)]}.values():
             yield listen(holder, SDPA, self.hear_sdpa)
         for kind in _kinds_with_a_plan(self.model):

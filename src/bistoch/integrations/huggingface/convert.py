@@ -15,7 +15,12 @@ from bistoch.integrations.huggingface.interface import (
     refuse_causal,
     register_converted,
 )
-from bistoch.integrations.huggingface.layers import attention_layers, count_heads, hides_the_future
+from bistoch.integrations.huggingface.layers import (
+    attention_layers,
+    count_heads,
+    head_size,
+    hides_the_future,
+)
 from bistoch.integrations.huggingface.swapped import Swapped
 from bistoch.nn import build_operator
 
@@ -144,7 +149,7 @@ def _make(
                 f"{count - 1}, at least one, but they are {list(heads)}"
             )
     size = count if heads is None else len(heads)
-    module = build_operator(_text(operator, options), size)
+    module = build_operator(_text(operator, options), size, head_size(layer))
     if lam is not None:
         start = torch.as_tensor(lam, dtype=torch.float32)
         _inputs.check_lam("convert", start, (size,))

@@ -50,7 +50,7 @@ def register(*operators: str) -> None:
     texts = operators or [name for name in OPERATORS if not _has_parameters(name)]
     functions = {}
     for text in texts:
-        operator = build_operator(text, heads=1)
+        operator = build_operator(text, heads=1, size=1)
         if _has_parameters(text):
             raise ValueError(
                 f"register: {text!r} has parameters, which need a place in the model; use "
@@ -158,7 +158,7 @@ def _register(functions: Mapping[str, Callable[..., Any]]) -> None:
 
 
 def _has_parameters(text: str) -> bool:
-    return next(build_operator(text, heads=1).parameters(), None) is not None
+    return next(build_operator(text, heads=1, size=1).parameters(), None) is not None
 
 
 def _attend_converted(module: nn.Module, *arguments: Any, **options: Any) -> Any:

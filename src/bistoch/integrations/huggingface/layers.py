@@ -54,6 +54,15 @@ def count_heads(name: str, layer: nn.Module) -> int:
     )
 
 
+def head_size(layer: nn.Module) -> int | None:
+    """The features of a query head, if the layer says it."""
+    for word in ("head_dim", "attention_head_size", "key_value_proj_dim"):
+        size = getattr(layer, word, None)
+        if isinstance(size, int):
+            return size
+    return None
+
+
 def is_cross_attention(layer: nn.Module) -> bool:
     """Whether the keys of a layer are other tokens than its queries."""
     return bool(getattr(layer, "is_cross_attention", False)) or "Cross" in type(layer).__name__

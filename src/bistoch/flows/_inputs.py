@@ -1,0 +1,97 @@
+"""The door of this room: what is checked about clouds, weights and times, with every sentence."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from bistoch.functional import _inputs
+
+# scores that are rounded by more than this no longer know their neighbours
+ROUNDING = 0.1
+
+
+def check_cloud(function: str, name: str, points: Tensor) -> None:
+    """Check that points are finite particles `(*b, n, d)`."""
+    _inputs.check_floating(function, name, points, axes="(*b, particles, dimensions)", rank=2)
+    bad = (~points.isfinite()).sum().item()
+    if bad:
+        raise ValueError(
+            f"{function}: {name} must be finite, but {bad} of its {points.numel()} numbers are "
+            "NaN or infinite; remove these particles first"
+        )
+
+
+def check_alike(function: str, names: tuple[str, str], first: Tensor, second: Tensor) -> None:
+    """Check that two clouds live in one space."""
+    check_cloud(function, names[0], first)
+    check_cloud(function, names[1], second)
+    same = first.shape[:-2] == second.shape[:-2] and first.shape[-1] == second.shape[-1]
+    if not same or first.dtype != second.dtype or first.device != second.device:
+        raise ValueError(
+            f"{function}: {names[0]} and {names[1]} must agree in everything but the number of "
+            f"particles, but they are {tuple(first.shape)} {first.dtype} and "
+            f"{tuple(second.shape)} {second.dtype}; convert or expand one of them"
+        )
+
+
+def check_weights(function: str, name: str, weights: Tensor, points: Tensor) -> None:
+    """Check masses of particles: not negative, finite, some of them positive."""
+    _inputs.check_floating(function, name, weights, axes="(*b, particles)", rank=1)
+    shape = points.shape[:-1]
+    try:
+        fits = torch.broadcast_shapes(weights.shape, shape) == shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{function}: {name} must have one mass per particle, {tuple(shape)}, "
+            f"but its shape is {tuple(weights.shape)}"
+        )
+    if not bool(((weights >= 0) & weights.isfinite()).all()):
+        raise ValueError(
+            f"{function}: {name} must be finite and not negative, but its smallest entry is "
+            f"{weights.min().item():g}; a particle of mass zero is carried along and pulls nobody"
+        )
+    if points.shape[-2] and not bool((weights.sum(-1) > 0).all()):
+        raise ValueError(
+            f"{function}: {name} must leave every cloud some mass, but all masses of one cloud are "
+            "zero; leave weights out to give every particle the same"
+        )
+
+
+def check_resolution(function: str, reach: Tensor, eps: Tensor) -> None:
+    """Check that squared distances over eps are known to better than a tenth."""
+    if not reach.numel():
+        return
+    largest = (reach / eps).max().item()
+    rounding = largest * torch.finfo(reach.dtype).eps
+    if not rounding <= ROUNDING:
+        wider = "" if reach.dtype == torch.float64 else ", or use float64"
+        raise ValueError(
+            f"{function}: eps is too small for this cloud: squared distances reach "
+            f"{reach.max().item():.3g}, which is {largest:.3g} times eps, and {reach.dtype} knows "
+            f"that ratio to {rounding:.2g} only; raise eps{wider}"
+        )
+
+
+def check_time(function: str, name: str, time: float) -> None:
+    """Check a length of time."""
+    number = isinstance(time, int | float) and not isinstance(time, bool)
+    if not number or not 0 <= time < math.inf:
+        raise ValueError(f"{function}: {name} must be zero or positive, but it is {time!r}")
+
+
+def check_share(function: str, name: str, share: float) -> None:
+    """Check a place between two ends."""
+    number = isinstance(share, int | float) and not isinstance(share, bool)
+    if not number or not 0 <= share <= 1:
+        raise ValueError(f"{function}: {name} must be in [0, 1], but it is {share!r}")
+
+
+def check_line(function: str, dimensions: int) -> None:
+    """Check that a law lives on the line."""
+    if dimensions != 1:
+        raise ValueError(
+            f"{function}: is known on the line only, but the law has {dimensions} dimensions"
+        )

@@ -1,0 +1,127 @@
+"""`bistoch flow cluster`: what layers of attention do to tokens, from softmax to Sinkhorn."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track as watch
+from torch import Tensor
+
+from bistoch.flows import barycentric_projection
+from bistoch.lab.flow.draw import draw_clouds, draw_curves, sheet, tidy
+from bistoch.lab.flow.page import Page
+
+LAMS = {"softmax (lam = 0)": 0.0, "elastic (lam = 0.5)": 0.5, "sinkhorn (lam = 1)": 1.0}
+MEASURES = {
+    "residual": "distance from the mean token, as a share",
+    "rank": "effective rank of the tokens",
+    "cosine": "mean cosine of two tokens",
+    "clusters": "clusters of tokens",
+}
+
+
+def measure_tokens(x: Tensor, *, apart: float = 0.1) -> dict[str, float]:
+    """How far tokens have collapsed.
+
+    residual is `|x - 1 mean| / |x|`; rank is the exponential of the entropy of the singular values
+    of the residual; cosine is that of two tokens; clusters are counted by joining tokens nearer
+    than `apart` times the root mean square norm.
+
+    >>> x = torch.eye(3, dtype=torch.float64).repeat(2, 1)
+    >>> {name: round(value, 3) for name, value in measure_tokens(x).items()}
+    {'residual': 0.816, 'rank': 2.0, 'cosine': 0.2, 'clusters': 3.0}
+    """
+    n = len(x)
+    away = x - x.mean(0)
+    values = torch.linalg.svdvals(away)
+    shares = values / values.sum().clamp_min(1e-300)
+    entropy = -(shares * shares.clamp_min(1e-300).log()).sum()
+    # rounding is not rank
+    spread = values[0] > 1e-12 * x.norm()
+    unit = x / x.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    total = unit.sum(0).square().sum()
+    near = torch.cdist(x, x) < apart * x.square().sum(-1).mean().sqrt()
+    return {
+        "residual": (away.norm() / x.norm().clamp_min(1e-300)).item(),
+        "rank": entropy.exp().item() if spread else 0.0,
+        "cosine": ((total - n) / (n * (n - 1))).item() if n > 1 else 1.0,
+        "clusters": float(_components(near)),
+    }
+
+
+def layers(x: Tensor, eps: float, depth: int, lam: float, *, skip: float, sphere: bool) -> Tensor:
+    """Tokens after each of `depth` layers of attention, the start first: (depth + 1, n, d).
+
+    A layer is `x <- skip x + (1 - skip) B(x)`. On the sphere tokens are brought back to their
+    common length, where squared distances and dot products are the same scores: without balance it
+    is then ordinary softmax attention.
+    """
+    length = x.norm(dim=-1).mean()
+    found, potential = [x], None
+    for _ in range(depth):
+        seen = barycentric_projection(x, eps, lam=lam, tol=1e-5, iters=3000, potential=potential)
+        x = skip * x + (1 - skip) * seen
+        if sphere:
+            x = x * (length / x.norm(dim=-1, keepdim=True).clamp_min(1e-12))
+        found.append(x)
+    return torch.stack(found)
+
+
+def run_cluster(
+    *, n: int, dim: int, eps: float, depth: int, skip: float, seed: int, out: Path, console: Console
+) -> Path:
+    """Tokens in the plane as pictures, tokens on a sphere as curves, for three elasticities."""
+    out.mkdir(parents=True, exist_ok=True)
+    words = f"--n {n} --dim {dim} --eps {eps:g} --depth {depth} --skip {skip:g} --seed {seed}"
+    page = Page("Tokens under layers of attention", f"bistoch flow cluster {words}", out, console)
+    generator = torch.Generator().manual_seed(seed)
+    plane = torch.randn(n, 2, dtype=torch.float64, generator=generator)
+    tokens = torch.randn(n, dim, dtype=torch.float64, generator=generator)
+    # a few themes, so that there is something to find
+    themes = torch.randn(5, dim, dtype=torch.float64, generator=generator)
+    tokens = tokens + themes[torch.arange(n) % 5]
+    tokens = tokens / tokens.norm(dim=-1, keepdim=True) * dim**0.5
+
+    pictures: dict[str, dict[float, Tensor]] = {}
+    curves: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for name, lam in watch(list(LAMS.items()), "layers", console=console, transient=True):
+        flat = layers(plane, eps, depth, lam, skip=0.0, sphere=False)
+        pictures[name] = {float(k): flat[k] for k in _moments(depth)}
+        for label, share in (("no skip", 0.0), (f"skip {skip:g}", skip)):
+            states = layers(tokens, eps * dim, depth, lam, skip=share, sphere=True)
+            curves[name, label] = [measure_tokens(state) for state in states]
+    page.figure(
+        draw_clouds(pictures, plane[:, 0]),
+        "Tokens in the plane after some layers (t counts layers), without skip connections.",
+    )
+    figure, axes = sheet(2, 4, width=3.1)
+    steps = list(range(depth + 1))
+    for line, label in zip(axes, ("no skip", f"skip {skip:g}"), strict=True):
+        for panel, (key, title) in zip(line, MEASURES.items(), strict=True):
+            rows = {name: [row[key] for row in curves[name, label]] for name in LAMS}
+            draw_curves(panel, steps, rows, {})
+            tidy(panel, f"{title}\n({label})", "layer")
+    page.figure(figure, f"Tokens on a sphere in {dim} dimensions: how attention collapses them.")
+    page.table(
+        "Tokens on the sphere at the end", ["attention", "skip", *MEASURES],
+        [[name, label, *(rows[-1][key] for key in MEASURES)]
+         for (name, label), rows in curves.items()],
+    )  # fmt: skip
+    return page.write()
+
+
+def _moments(depth: int) -> Sequence[int]:
+    return sorted({0, 1, depth // 6, depth // 3, 2 * depth // 3, depth})
+
+
+def _components(near: Tensor) -> int:
+    """The number of groups that tokens form through pairs that are near."""
+    label = torch.arange(len(near))
+    for _ in range(len(near)):
+        # the smallest label among the near ones spreads until nothing changes
+        spread = torch.where(near, label, len(near)).amin(-1)
+        if torch.equal(spread, label):
+            break
+        label = spread
+    return len(label.unique())
