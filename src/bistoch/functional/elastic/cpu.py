@@ -55,7 +55,7 @@ def _backward(
 ) -> None:
     (batch, n, _), m = problem.query.shape, problem.key.shape[1]
     # two matrices, and the two thin ones whose product holds all iterations
-    elements = 2 * n * m + 2 * problem.iters * (n + m)
+    elements = 2 * n * (m + 15) + 2 * problem.iters * (n + m)
     if _is_empty(problem) or elements * problem.query.element_size() > WORKSPACE_BYTES:
         gradient.backward(problem, value, solution, history, upstream, grads)
         return
@@ -134,13 +134,15 @@ def _run(
     slots = max(1, min(slots, -(-n // 8)))
     block = max(8, min(256, BLOCK_BYTES // max(m * size, 1)) // 8 * 8)
     block = max(1, min(block, n) if n <= 128 else block)
-    elements = head.head_elements(n, m, e, iters, n, backward)
-    each = slots * head.slot_elements(m, d, e, block, backward)
+    stride = head.padded(m, size)
+    elements = head.head_elements(n, m, e, stride, iters, n, backward)
+    each = slots * head.slot_elements(m, d, e, stride, block, backward)
     stored = n
     if not backward and workers * (elements + each) * size > WORKSPACE_BYTES:
         stored = block * slots
-        elements = head.head_elements(n, m, e, iters, stored, backward)
-    workspace = torch.empty(workers * (elements + each), dtype=dtype)
+        elements = head.head_elements(n, m, e, stride, iters, stored, backward)
+    own = head.padded(elements + each, size)
+    workspace = torch.empty(workers * own, dtype=dtype)
 
     owners = max(workers, slots)
     mask_grads = None
@@ -163,7 +165,7 @@ def _run(
         "batch": batch, "n": n, "m": m, "d": d, "e": e, "iters": iters, "block": block,
         "stored_rows": stored, "backward": int(backward), "exact_error": exact_error,
         "reals_at": reals.ctypes.data, "workspace_at": workspace.data_ptr(),
-        "workspace_stride": elements + each,
+        "workspace_stride": own, "stride": stride,
         "mask_grad_at": 0 if mask_grads is None else mask_grads.data_ptr(),
         "mask_grad_size": 0 if mask_grad is None else mask_grad.numel(),
     }  # fmt: skip
