@@ -244,6 +244,9 @@ def empty(
         error=query.new_empty(batch),
         iterations=query.new_empty(batch, dtype=torch.int64),
     )
+    if not keep_history:
+        nothing = query.new_empty(batch, 0, 0)
+        return solution, History(nothing, nothing, nothing)
     history = (query.new_empty(batch, kept, size) for size in (n, m, m))
     return solution, History(*history)
 
