@@ -21,6 +21,8 @@ SHOWN = (
     "hard",
 )
 COLUMNS = {"free": "free", "elastic": "pulled", "limit": "in the limit", "exact": "equal"}
+# marks an operator whose plan has negative weights
+SIGNED = "*"
 # the parts of the table, from above
 FAMILIES = {
     "balanced": "first part; rows and columns are weighed against each other",
@@ -62,6 +64,7 @@ def list_operators(
     console.print(promises)
     for family, meaning in FAMILIES.items():
         console.print(f"{family}: {meaning}")
+    console.print(f"{SIGNED} some weights are negative")
     console.print("\nOptions with their defaults, source and backends:\n")
     console.print(details)
 
@@ -122,7 +125,7 @@ def _plan(text: str, query: Any, key: Any, eps: float | None) -> Any:
 def _promises(operator: "Operator") -> tuple[str, ...]:
     """What an operator promises, in words short enough for one line."""
     return (
-        "one" if operator.rows_exact else "free",
+        ("one" if operator.rows_exact else "free") + ("" if operator.nonnegative else SIGNED),
         COLUMNS[operator.columns],
         "none" if not operator.differentiable else "weight" if operator.static else "exact",
         "yes" if operator.causal else "no",
