@@ -202,6 +202,25 @@ def test_dtype_is_kept(operator, dtype):
 
 
 @every_operator
+def test_autocast_changes_nothing(operator):
+    q, k, v = tokens(m=keys_for(operator), dtype=torch.float32)
+    plan, result = operator.plan(q, k), operator.attention(q, k, v)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(operator.plan(q, k), plan)
+        torch.testing.assert_close(operator.attention(q, k, v), result)
+
+
+@every_operator
+def test_tokens_without_features_have_a_plan(operator):
+    q, k, v = tokens(m=keys_for(operator))
+    q, k = q[..., :0], k[..., :0]
+    plan = operator.plan(q, k)
+    assert plan.isfinite().all()
+    torch.testing.assert_close(operator.attention(q, k, v), plan @ v)
+    assert operator.attention(q, k, v[..., :0]).shape == (*BATCH, N, 0)
+
+
+@every_operator
 def test_any_layout_is_accepted(operator):
     q, k, v = tokens(m=keys_for(operator))
     wanted = operator.attention(q, k, v)
