@@ -36,8 +36,9 @@ SUM_WIDTH = 5
 class TerminalPlans:
     """Plans side by side as shaded blocks: row sums at the right, column sums as bars below.
 
-    Weights below zero are minus signs. A renderable of `rich`: print it on a `rich.console.Console`. It sets as many plans on a line as
-    the console is wide, and shades with characters where there are no colours.
+    A renderable of `rich`: print it on a `rich.console.Console`. It sets as many plans on a line as
+    the console is wide, and shades with characters where there are no colours. Weights below zero
+    are minus signs.
 
     Args:
         plans: one matrix per label; all share one scale of shades and one of bars.
