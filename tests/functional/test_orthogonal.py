@@ -81,10 +81,11 @@ def test_gradients(method, ancilla):
 
 @every_method
 def test_single_precision_follows_double(method):
-    q, k = random(2, 13, 4).unbind()
+    # more tokens than features: most keys have no direction of their own
+    q, k = torch.randn(2, 61, 16).unbind()
     plans = [bistoch.orthogonal_plan(q.to(t), k.to(t), method=method).double() for t in
              (torch.float32, torch.float64)]  # fmt: skip
-    torch.testing.assert_close(*plans, atol=1e-4, rtol=0)
+    torch.testing.assert_close(*plans, atol=3e-6, rtol=0)
 
 
 @every_method
