@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import bistoch
+from bistoch.lab.bench.memory import largest_allocation
 
 N, M, D, E = 7, 11, 5, 3
 BATCH = (2, 3)
@@ -289,6 +290,18 @@ def test_masked_rows_have_zero_gradient(operator):
         assert not k.grad[~seen].any()
         assert not q.grad[~seeing].any()
         assert q.grad[0, 1, 3].any()
+
+
+@every_operator
+def test_memory_is_what_the_table_promises(operator):
+    # the defaults, since a window of two tokens is never a matrix
+    attention = bistoch.OPERATORS[operator.name].attention
+    n = 2048 if operator.matrix_free else 32
+    q, k, v = (t.requires_grad_() for t in tokens(n, n, dtype=torch.float32, batch=()))
+    few = {"iters": 3} if "iters" in operator.options() else {}
+    largest = largest_allocation(lambda: attention(q, k, v, **few).sum().backward())
+    # a promise that is not made is one that is not kept
+    assert largest < n * n * 4 / 8 if operator.matrix_free else largest >= n * n * 4
 
 
 @every_operator

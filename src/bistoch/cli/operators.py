@@ -59,6 +59,7 @@ def list_operators(
             options = ", ".join(f"{name}={value!r}" for name, value in operator.options().items())
             details.add_row(f"[bold]{operator.name}[/bold]", f"({options})")
             by = " or ".join(operator.backends)
+            by += ", without an n x m matrix" if operator.matrix_free else ""
             details.add_row("", f"{operator.source}; computed by {by}")
     console = Console(highlight=False)
     console.print(promises)
@@ -148,6 +149,7 @@ def _describe(operator: "Operator") -> dict[str, Any]:
         "square": operator.square,
         "masks": operator.masks,
         "static": operator.static,
+        "matrix_free": operator.matrix_free,
         "longest": operator.longest,
         "backends": list(operator.backends),
         "options": operator.options(),
