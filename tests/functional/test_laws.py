@@ -15,6 +15,9 @@ BATCH = (2, 3)
 # options with which seven tokens are enough to see what an operator does
 SMALL = {"delta": {"window": 2, "sink": 1, "stride": 3}}
 
+# options whose defaults follow the length, padding included
+FIXED = {"monarch": {"block": 3}, "elastic_monarch": {"block": 3}, "quantum": {"qubits": 3}}
+
 
 def small(operator):
     options = SMALL.get(operator.name, {})
@@ -176,6 +179,33 @@ def test_a_batch_slot_does_not_feel_its_neighbours(operator):
     together = operator.attention(q, k, v, **options)
     q[1], k[1], v[1] = 1e3, -1e3, torch.nan
     torch.testing.assert_close(operator.attention(q, k, v, **options)[0, 0], together[0, 0])
+
+
+@every_operator
+def test_padding_is_invisible(operator):
+    if operator.masks == "none":
+        pytest.skip("it takes no padding")
+    m = keys_for(operator)
+    queries, keys = 4, m - 3
+    fixed = FIXED.get(operator.name, {})
+    q, k, v = tokens(m=m)
+    q[..., queries:, :], k[..., keys:, :], v[..., keys:, :] = 1e3, -1e3, 1e3
+    padded = [t.requires_grad_() for t in (q, k, v)]
+    alone = [t.detach()[..., :size, :].clone().requires_grad_()
+             for t, size in zip(padded, (queries, keys, keys), strict=True)]  # fmt: skip
+    real = {"query_mask": torch.arange(N) < queries, "key_mask": torch.arange(m) < keys}
+    together, wanted = (
+        operator.attention(*t, **fixed, **hidden) for t, hidden in ((padded, real), (alone, {}))
+    )
+    assert not together[..., queries:, :].any()
+    torch.testing.assert_close(together[..., :queries, :], wanted)
+    for result in (together, wanted):
+        result.square().sum().backward()
+    for one, other in zip(padded, alone, strict=True):
+        if other.grad is not None:
+            size = other.shape[-2]
+            torch.testing.assert_close(one.grad[..., :size, :], other.grad)
+            assert not one.grad[..., size:, :].any()
 
 
 @every_operator
