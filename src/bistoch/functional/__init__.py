@@ -162,6 +162,7 @@ OPERATORS = MappingProxyType({
         source="Shahbazi et al. 2025",
         family="balanced",
         masks="padding",
+        matrix_free=True,
     ),
     "wasserstein": Operator(
         name="wasserstein",
@@ -189,6 +190,7 @@ OPERATORS = MappingProxyType({
         masks="padding",
         source="Yaras et al. 2025",
         family="structured",
+        matrix_free=True,
     ),
     "elastic_monarch": Operator(
         name="elastic_monarch",
@@ -203,6 +205,7 @@ OPERATORS = MappingProxyType({
         masks="padding",
         source="this library, after Yaras et al. 2025",
         family="structured",
+        matrix_free=True,
     ),
     "lowrank": Operator(
         name="lowrank",
@@ -217,6 +220,7 @@ OPERATORS = MappingProxyType({
         source="Shahbazi et al. 2025, glued exactly",
         family="structured",
         masks="padding",
+        matrix_free=True,
     ),
     "delta": Operator(
         name="delta",
@@ -233,6 +237,7 @@ OPERATORS = MappingProxyType({
         masks="padding",
         source="Willette et al. 2025",
         family="structured",
+        matrix_free=True,
     ),
     "mixing": Operator(
         name="mixing",
