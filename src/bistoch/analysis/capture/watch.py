@@ -316,8 +316,20 @@ def _wanted_states(model: nn.Module, states: str | None) -> tuple[set[str], set[
     if states is None:
         return set(), set()
     named = dict(model.named_modules())
+    if not isinstance(states, str):
+        raise TypeError(
+            "capture: states must be 'blocks', a pattern of module names or None, but it is a "
+            f"{type(states).__name__}"
+        )
     if states != "blocks":
-        return set(), set(fnmatch.filter(named, states))
+        found = set(fnmatch.filter(named, states))
+        if not found:
+            raise ValueError(
+                f"capture: states={states!r} matches no module of {type(model).__name__}; names "
+                "are those of model.named_modules(), for example "
+                f"{max(named, key=len)!r}"
+            )
+        return set(), found
     first: set[str] = set()
     blocks: set[str] = set()
     for name, module in named.items():

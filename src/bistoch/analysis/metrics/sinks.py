@@ -8,7 +8,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bistoch.analysis.metrics._real import divide, read_mask, read_plan
-from bistoch.analysis.metrics.balance import column_sums
 from bistoch.functional import _inputs
 from bistoch.functional.elastic.pose import working_dtype
 
@@ -38,7 +37,7 @@ def sink_score(
 
     Reference: Gu et al., When Attention Sink Emerges in Language Models, ICLR 2025.
     """
-    sums = column_sums(plan, query_mask=query_mask, key_mask=key_mask)
+    sums = read_plan("sink_score", plan, query_mask, key_mask)[0].sum(-2)
     return divide(sums, _viewers(plan.shape[-2], sums, causal, query_mask))
 
 
@@ -63,6 +62,11 @@ def sink_rate(
     """
     _inputs.check_floating("sink_rate", "score", score, axes="(*b, m)", rank=1)
     if position is not None:
+        if not -score.shape[-1] <= position < score.shape[-1]:
+            raise ValueError(
+                f"sink_rate: position must be that of one of the {score.shape[-1]} keys, but it is "
+                f"{position}; the first is 0"
+            )
         score = score[..., position : position + 1 or None]
     if score.numel() == 0:
         return score.new_zeros(())
@@ -155,7 +159,9 @@ def switch_ratio(
     """
     norms, keys = _norms("switch_ratio", value, key_mask)
     plan, _, _ = read_plan("switch_ratio", plan, query_mask, key_mask)
-    given = torch.linalg.vector_norm(plan @ value.to(plan.dtype), dim=-1)
+    # what stands in padding, which may be anything, is multiplied by zero otherwise
+    real = value.to(plan.dtype).masked_fill(keys[..., None] == 0, 0)
+    given = torch.linalg.vector_norm(plan @ real, dim=-1)
     return divide(given, divide(norms.sum(-1), keys.sum(-1))[..., None])
 
 
