@@ -28,7 +28,7 @@ def test_points_from_a_file(tmp_path):
         "points", str(tmp_path / "cloud.npy"), "--eps", "0.5", "--time", "1", "--out", str(out)
     )
     assert result.exit_code == 0, result.output
-    assert (out / "flow.html").read_text().count("<img") == 3
+    assert (out / "report.html").read_text().count("<img") == 3
     assert (out / "points.gif").read_bytes().startswith(b"GIF89a")
     rows = tables(out)["W2 to the exact heat flow of the points"]["rows"]
     # as near as two draws of the truth
@@ -123,7 +123,7 @@ def test_tokens_that_are_one():
 def test_every_verb_ends_with_a_page(words, tmp_path):
     result = run(*words, "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
-    assert "<img" in (tmp_path / "flow.html").read_text()
+    assert "<img" in (tmp_path / "report.html").read_text()
     if words[0] == "gaussian":
         rows = {row[0]: row for row in tables(tmp_path)["Variance at the end"]["rows"]}
         particles, recursion = rows["particles"], rows["exact recursion from their variance"]

@@ -11,6 +11,9 @@ from bistoch.analysis.metrics._real import divide, read_mask, read_plan
 from bistoch.functional import _inputs
 from bistoch.functional.elastic.pose import working_dtype
 
+# from which mean attention on a key counts as a sink, as in the literature
+SINK = 0.3
+
 
 def sink_score(
     plan: Float[Tensor, "*b n m"],
@@ -44,7 +47,7 @@ def sink_score(
 def sink_rate(
     score: Float[Tensor, "*b m"],
     *,
-    threshold: float = 0.3,
+    threshold: float = SINK,
     position: int | None = None,
 ) -> Float[Tensor, ""]:
     """The share of plans that have a sink, in [0, 1]: a key with a sink score above `threshold`.
