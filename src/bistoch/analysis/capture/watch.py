@@ -174,7 +174,9 @@ class _Watch:
 
     def keep_attention(self, frame: _Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the plan of a module that attends."""
-        module, name = frame.module, self.place() if frame.name is None else frame.name
+        module, name = frame.module, frame.name
+        if name is None or _attends_as_one(module):
+            name = self.place()
         if self.inside_attention():
             return
         if self.is_operator(module):
@@ -224,7 +226,8 @@ class _Watch:
 
     def is_operator(self, module: nn.Module) -> bool:
         """Whether a module turns queries, keys and values into a result, with a plan."""
-        return isinstance(module, OperatorModule) or id(module) in self.operators
+        ours = isinstance(module, OperatorModule) or _attends_as_one(module)
+        return ours or id(module) in self.operators
 
     def inside_attention(self) -> bool:
         """Whether a module is running whose plan is kept as a whole."""
@@ -293,6 +296,11 @@ def _silence() -> Iterator[None]:
 
 def _shape(call: dict[str, Any]) -> tuple[int, ...]:
     return (*call["query"].shape[:-1], call["key"].shape[-2])
+
+
+def _attends_as_one(module: nn.Module) -> bool:
+    """Whether a module gives its heads to several operators, and knows the plans of all."""
+    return getattr(module, "attends_as_one", False)
 
 
 def _layer(name: str) -> str:

@@ -61,8 +61,8 @@ def write_report(cells: Cells, folder: Path, console: Console, settings: Setting
         "sequence must fetch a word and all others must return zeros; \"pictures\" are classifiers "
         "of FashionMNIST, rows of pixels as tokens; \"encoder\" is all-MiniLM-L6-v2, trained with "
         "softmax and not trained again. A sink is a key with a mean attention "
-        f"above {SINK}; a head is off for a query to which it gives less than a twentieth of a mean "
-        "value."
+        f"above {SINK}; a head is off for a query to which it gives less than a twentieth of a "
+        "mean value."
     )  # fmt: skip
     tell_verdicts(console, report, judge(found))
     if settings.smoke:
