@@ -55,6 +55,8 @@ def test_image_keeps_its_mean_brightness_when_balanced(tmp_path):
         (("points", "nowhere.npy"), "is neither one of spiral, rings, modelnet10, nor a file"),
         (("image", "--picture", "nowhere.png"), "there is no file 'nowhere.png'"),
         (("points", "--eps", "-1"), "eps must be positive"),
+        (("image", "--index", "99999"), "index must be from 0 to 3999"),
+        (("image", "--contrast", "0"), "contrast must be positive"),
         (("points", "--n", "50", "--lam", "2"), "lam must be in [0, 1]"),
     ],
 )
@@ -69,6 +71,9 @@ def test_csv_and_shapes(tmp_path):
     generator = torch.Generator().manual_seed(0)
     assert read_cloud(str(tmp_path / "a.csv"), 5, 0, generator).shape == (2, 2)
     assert read_cloud("spiral", 5, 0, generator).shape == (5, 2)
+    (tmp_path / "words.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(ValueError, match=r"cannot read numbers from words\.csv"):
+        read_cloud(str(tmp_path / "words.csv"), 5, 0, generator)
     np.save(tmp_path / "line.npy", np.zeros(3))
     with pytest.raises(ValueError, match="one point per line"):
         read_cloud(str(tmp_path / "line.npy"), 5, 0, generator)

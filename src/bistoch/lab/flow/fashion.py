@@ -29,6 +29,11 @@ def read_fashion(n: int) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     from bistoch.lab.data import load
 
     data = load("fashion-mnist-small" if n <= 4000 else "fashion-mnist")
+    if n > len(data.x_train):
+        raise ValueError(
+            f"flow fashion: n must be at most {len(data.x_train)}, the pictures of FashionMNIST, "
+            f"but it is {n}"
+        )
     chosen = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(0))[:n]
     images = torch.from_numpy(data.x_train)[chosen].reshape(len(chosen), -1) / 255.0
     return images.float(), torch.from_numpy(data.y_train)[chosen].long(), data.classes

@@ -69,10 +69,10 @@ def _read_file(path: Path) -> Tensor:
         numbers = np.asarray(numbers, np.float64)
     except (ValueError, OSError) as reason:
         raise ValueError(f"flow points: cannot read numbers from {path.name}: {reason}") from None
-    if numbers.ndim != 2:
+    if numbers.ndim != 2 or len(numbers) < 2 or not numbers.shape[1]:
         raise ValueError(
-            f"flow points: {path.name} must hold one point per line, but its shape is "
-            f"{numbers.shape}"
+            f"flow points: {path.name} must hold two points or more, one point per line, but its "
+            f"shape is {numbers.shape}"
         )
     return torch.from_numpy(numbers)
 
