@@ -18,7 +18,9 @@ def reproduce(
     ] = False,
     seed: Annotated[
         list[int] | None,
-        typer.Option(help="Seed; repeat for several.", show_default="0 and 1, or 0 if smoke"),
+        typer.Option(
+            min=0, help="Seed; repeat for several.", show_default="0 and 1, or 0 if smoke"
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path(
         "reproduce-results"
