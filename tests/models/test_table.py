@@ -137,3 +137,11 @@ def test_the_eight_tokens_take_every_operator(operator):
 def test_mistakes_are_told(text, kind, sentence):
     with pytest.raises(kind, match=f"^{sentence}"):
         build_model(text)
+
+
+@pytest.mark.slow
+def test_every_model_compiles_as_one_graph(name):
+    model = build_model(name, fitting(name), **SMALL[name]).eval()
+    x, _ = example(name)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), model(x))
