@@ -20,7 +20,10 @@ SHOWN = (
     "sinkhorn",
     "hard",
 )
-COLUMNS = {"free": "free", "elastic": "pulled", "limit": "in the limit", "exact": "equal"}
+COLUMNS = {
+    "free": "free", "elastic": "pulled", "streamed": "streamed", "limit": "in the limit",
+    "exact": "equal",
+}  # fmt: skip
 # the parts of the table, from above
 FAMILIES = {
     "balanced": "first part; rows and columns are weighed against each other",
