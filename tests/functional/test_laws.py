@@ -12,7 +12,7 @@ N, M, D, E = 7, 11, 5, 3
 BATCH = (2, 3)
 
 # options with which seven tokens are enough to see what an operator does
-SMALL = {"delta": {"window": 2, "sink": 1, "stride": 3}, "causal_elastic": {"block": 2}}
+SMALL = {"delta": {"window": 2, "sink": 1, "stride": 3}, "causal_elastic": {"block": 4}}
 
 
 def small(operator):

@@ -175,7 +175,7 @@ class Elastic(OperatorModule):
     ) -> None:
         _inputs.check_choice("Elastic", "learn", learn, ("none", "head"))
         if learn == "head":
-            lam = _lam_per_head(0.0 if lam is None else lam, heads)
+            lam = lam_per_head("Elastic", 0.0 if lam is None else lam, heads)
         elif lam is None:
             lam = 1.0
         super().__init__(
@@ -222,14 +222,15 @@ class Hard(OperatorModule):
         )
 
 
-def _lam_per_head(start: Option, heads: int | None) -> nn.Parameter:
+def lam_per_head(operator: str, start: Option, heads: int | None) -> nn.Parameter:
+    """An elasticity that every head learns for itself."""
     if heads is None:
         raise ValueError(
-            "Elastic: learn='head' needs heads, the number of heads that learn a lam of their own; "
-            "write for example Elastic(learn='head', heads=8)"
+            f"{operator}: learn='head' needs heads, the number of heads that learn a lam of their "
+            f"own; write for example {operator}(learn='head', heads=8)"
         )
-    _inputs.check_count("Elastic", "heads", heads, least=1)
-    _inputs.check_lam("Elastic", start, (heads,))
+    _inputs.check_count(operator, "heads", heads, least=1)
+    _inputs.check_lam(operator, start, (heads,))
     return nn.Parameter(torch.ones(heads) * start)
 
 

