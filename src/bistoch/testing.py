@@ -1,4 +1,4 @@
-"""What a test of your own model may ask: does an earlier result know of a later token?"""
+"""What tests of your own models may ask: no earlier result knows of a later token."""
 
 from collections.abc import Callable
 

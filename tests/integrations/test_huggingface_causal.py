@@ -13,6 +13,20 @@ OPERATOR = "causal_elastic(lam=0.8, block=3)"
 every_model = pytest.mark.parametrize("name", CAUSAL)
 
 
+@pytest.fixture(name="build")
+def build_sharp(build):
+    """The maker of tiny models, with layers of GPT-2 that are felt beside its embeddings."""
+
+    def make(name):
+        model = build(name)
+        for layer in model.modules():
+            if type(layer).__name__ == "Conv1D":
+                layer.weight.data.mul_(12)
+        return model
+
+    return make
+
+
 def words(padding=None):
     torch.manual_seed(0)
     start = {"input_ids": torch.randint(3, 101, (3, 7))}

@@ -122,7 +122,7 @@ def test_mistakes_are_sentences():
     _, state = bistoch.causal_elastic_step(q[..., :9, :], k, v)
     with pytest.raises(ValueError, match="the 9 that the state has seen and the 3 new ones, but"):
         bistoch.causal_elastic_step(q[..., :3, :], k[..., :11, :], v[..., :11, :], state)
-    with pytest.raises(ValueError, match="choose its sequences with state.index_select"):
+    with pytest.raises(ValueError, match="choose its sequences with"):
         bistoch.causal_elastic_step(q[:1, :, :3], k[:1], v[:1], state)
     with pytest.raises(ValueError, match="one of the 2 leading axes"):
         state.index_select(2, torch.tensor([0]))

@@ -66,9 +66,7 @@ def causal_elastic_attention(
     run = RUN[choose_backend(operator, backend, BACKENDS, auto="streaming")]
     rule = Rule(lam, eps, block, prior, scale)
     with full_precision(query.device):
-        stream = pose_stream(
-            operator, batch, query, key, value, rule, mask, query_mask, key_mask
-        )
+        stream = pose_stream(operator, batch, query, key, value, rule, mask, query_mask, key_mask)
         stream, order = sort_real(stream)
         result, _ = run(stream, open_account(stream.key), cut(query.shape[-2], block))
         result = unsort(result, order)

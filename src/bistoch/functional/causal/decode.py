@@ -12,8 +12,7 @@ from bistoch.functional._backend import choose_backend
 from bistoch.functional._inputs import Mask, Option
 from bistoch.functional.causal.api import BACKENDS, RUN
 from bistoch.functional.causal.pose import Rule, pose_stream
-from bistoch.functional.causal.problem import Account, Piece, Stream, floor
-from bistoch.functional.elastic.pose import working_dtype
+from bistoch.functional.causal.problem import Account, Piece, Stream, floor, open_account
 from bistoch.functional.elastic.problem import full_precision
 
 
@@ -103,14 +102,12 @@ def causal_elastic_step(
     mask, key_mask = _up_to(mask, stop), _up_to(key_mask, stop)
     rule = Rule(lam, eps, block, prior, scale)
     with full_precision(query.device):
-        stream = pose_stream(
-            operator, batch, query, key, value, rule, mask, query_mask, key_mask
-        )
+        stream = pose_stream(operator, batch, query, key, value, rule, mask, query_mask, key_mask)
         account, position = _resume(operator, state, stream, batch)
         pieces, position = _cut_between(stream, position, block)
         result, account = run(stream, account, pieces)
-    after = CausalState(*(column.reshape(*batch, stop) for column in account),
-                        position.reshape(batch))  # fmt: skip
+    bias, received, wanted = (column.reshape(*batch, stop) for column in account)
+    after = CausalState(bias, received, wanted, position.reshape(batch))
     return result.reshape(*batch, *result.shape[1:]).to(query.dtype), after
 
 
@@ -119,13 +116,11 @@ def _resume(
 ) -> tuple[Account, Int[Tensor, "B"]]:
     """The account of a state, with room for the new keys."""
     size, stop = stream.key.shape[:2]
-    like = {"dtype": working_dtype(stream.key.dtype), "device": stream.key.device}
     if state is None:
-        none = torch.zeros(size, stop, **like)
         start = torch.zeros(size, dtype=torch.int64, device=stream.key.device)
-        return Account(none, none + floor(none.dtype), none), start
+        return open_account(stream.key), start
     _inputs.check_state(operator, tuple(state.position.shape), batch)
-    columns = [x.to(**like).expand(*batch, state.length).reshape(size, -1) for x in state[:3]]
+    columns = [x.to(stream.key).expand(*batch, state.length).reshape(size, -1) for x in state[:3]]
     room, empty = (0, stop - state.length), floor(stream.key.dtype)
     bias, received, wanted = columns
     account = Account(pad(bias, room), pad(received, room, value=empty), pad(wanted, room))
@@ -145,8 +140,7 @@ def _cut_between(
     ends = new & (after % block == 0)
     cuts = (ends.any(0).nonzero().squeeze(-1) + 1).tolist()
     pieces = [
-        Piece(first, last, ends[:, last - 1])
-        for first, last in zip([0, *cuts], cuts, strict=False)
+        Piece(first, last, ends[:, last - 1]) for first, last in zip([0, *cuts], cuts, strict=False)
     ]
     rest = cuts[-1] if cuts else 0
     if rest < n:

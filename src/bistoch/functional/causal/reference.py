@@ -67,12 +67,12 @@ def prefix_plan(
     >>> bool(torch.allclose(plan.diagonal(), 1 / torch.arange(1.0, 8.0), atol=1e-3))
     True
     """
-    n, like = len(scores), {"dtype": scores.dtype, "device": scores.device}
+    n = len(scores)
     scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
     rows = []
     for i in range(1, n + 1):
-        prefix, column = scores[:i, :i], torch.zeros(i, **like)
-        share = (1 / torch.arange(1, i + 1, **like)).flip(0).cumsum(0).flip(0)
+        prefix, column = scores[:i, :i], scores.new_zeros(i)
+        share = (1 / torch.arange(1, i + 1).to(scores)).flip(0).cumsum(0).flip(0)
         for _ in range(iters):
             row = -torch.logsumexp(prefix + column, -1)
             column = lam * (share.log() - torch.logsumexp(prefix + row[:, None], 0))

@@ -59,7 +59,8 @@ def remember(found: _Late, state: CausalState) -> None:
     """Keep the state in the layer of the cache, so that whatever moves its keys moves it too."""
     layer = found.get()
     if not hasattr(layer, STATE):
-        layer.__class__ = _remembering(type(layer))
+        kind: Any = type(layer)
+        layer.__class__ = _remembering(kind)
     setattr(layer, STATE, state)
 
 
