@@ -142,7 +142,8 @@ def test_columns_are_what_the_table_promises(operator):
         q, k, _ = tokens(61, 61)
         fair = (1 / torch.arange(1.0, 62, dtype=q.dtype)).flip(0).cumsum(0).flip(0)
         free, loose, tight = (
-            (operator.plan(q, k, lam=lam).sum(-2) / fair - 1).abs().mean() for lam in (0, 0.5, 1)
+            (operator.plan(q, k, lam=lam).sum(-2) / fair - 1).abs().mean()
+            for lam in (0.0, 0.5, 1.0)
         )
         assert tight < loose < free
     else:

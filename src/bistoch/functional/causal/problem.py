@@ -97,6 +97,19 @@ def fair_share(allowed: Bool[Tensor, "#B r m"], dtype: torch.dtype) -> Float[Ten
     return (allowed / allowed.sum(-1, keepdim=True).clamp_min(1)).sum(-2)
 
 
+def fair_share_of(
+    stream: Stream, first: int, last: int, allowed: Bool[Tensor, "#B r stop"]
+) -> Float[Tensor, "#B stop"]:
+    """As `fair_share`, without the pairs if all earlier keys are seen: then it is harmonic."""
+    if stream.mask is not None or stream.real is not None:
+        return fair_share(allowed, stream.key.dtype)
+    stop = allowed.shape[-1]
+    rows = 1 / torch.arange(stop - last + first + 1, stop + 1, device=allowed.device)
+    # a key of the block is seen from its own row on, an earlier one by all of them
+    own = rows.to(stream.key.dtype).flip(0).cumsum(0).flip(0)
+    return torch.cat([own[:1].expand(stop - len(own)), own])[None]
+
+
 def close_block(stream: Stream, account: Account, ends: bool | Bool[Tensor, "B"]) -> Account:
     """The column step at the end of a block: `lam` times the log of wanted over received."""
     if ends is False:

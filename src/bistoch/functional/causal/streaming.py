@@ -18,7 +18,7 @@ from bistoch.functional.causal.problem import (
     Stream,
     allowed_pairs,
     close_block,
-    fair_share,
+    fair_share_of,
     floor,
     join,
     scores_of,
@@ -98,7 +98,8 @@ def _rows(stream: Stream, bias: Float[Tensor, "B m"], piece: Piece, stop: int):
     sums, least = plan.sum(-2), torch.finfo(plan.dtype).tiny
     # the mass without the bias; where it is lost to underflow, it is lost in what was there before
     mass = torch.where(sums > least, sums.clamp_min(least).log() - bias, floor(plan.dtype))
-    return plan @ stream.value[:, :stop], mass, fair_share(allowed, plan.dtype)
+    share = fair_share_of(stream, piece.first, piece.last, allowed)
+    return plan @ stream.value[:, :stop], mass, share
 
 
 def _first(changed: Float[Tensor, "B stop"], old: Float[Tensor, "B m"]) -> Float[Tensor, "B m"]:
