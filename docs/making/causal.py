@@ -32,27 +32,31 @@ class Ledger:
 
 def causal_updates() -> None:
     """Candidates for the update of the bias, at lam = 1, with 256 tokens in blocks of 16."""
-    candidates: dict[str, Callable[[Ledger], Tensor]] = {
-        "streamed ratio": lambda x: _log_ratio(x.fair, x.given),
-        "streamed ratio, half steps": lambda x: (x.bias + _log_ratio(x.fair, x.given)) / 2,
-        "integral of block ratios": lambda x: x.bias + _log_ratio(x.fair_now, x.given_now),
-        "integral of block differences": lambda x: x.bias + x.fair_now - x.given_now,
-        "exact prefix at doubled lengths": _balance_at_powers_of_two,
-    }
+    put_table(PAGE, "causal_updates", HEADS, _compare(lambda seed: planted_scores(256, seed)))
+
+
+def causal_local() -> None:
+    """The same where a token looks back over about ten others, as many trained heads do."""
+    place = torch.arange(256.0, dtype=torch.float64)
+    distance = (place[:, None] - place).clamp_min(0)
+    rows = _compare(lambda seed: planted_scores(256, seed) - 0.1 * distance)
+    put_table(PAGE, "causal_local", HEADS, rows)
+
+
+def _compare(make: Callable[[int], Tensor]) -> list[list[str]]:
     measures: dict[str, list[list[float]]] = {}
     for seed in range(5):
-        scores = planted_scores(256, seed)
+        scores = make(seed)
         oracle = prefix_plan(scores, iters=20)
         plans = {"none: causal softmax": streamed(scores, lam=0.0)}
-        plans |= {name: recur(scores, update) for name, update in candidates.items()}
+        plans |= {name: recur(scores, update) for name, update in CANDIDATES.items()}
         plans["column step (the default)"] = streamed(scores)
         plans["column step and a sink logit of 2"] = recur(scores, _column_step(), sink=2.0)
         plans["the oracle, n^3"] = oracle
         for name, plan in plans.items():
             far = (plan - oracle).abs().sum(-1).mean().item()
             measures.setdefault(name, []).append([*overload(plan), far])
-    rows = [[name, *_means(values)] for name, values in measures.items()]
-    put_table(PAGE, "causal_updates", HEADS, rows)
+    return [[name, *_means(values)] for name, values in measures.items()]
 
 
 def causal_blocks() -> None:
@@ -149,3 +153,12 @@ def _means(values: list[list[float]]) -> list[str]:
     means = torch.tensor(values).mean(0).tolist()
     places = (1, 1, 2, 3, 2)
     return [f"{mean:.{place}f}" for mean, place in zip(means, places, strict=False)]
+
+
+CANDIDATES: dict[str, Callable[[Ledger], Tensor]] = {
+    "streamed ratio": lambda x: _log_ratio(x.fair, x.given),
+    "streamed ratio, half steps": lambda x: (x.bias + _log_ratio(x.fair, x.given)) / 2,
+    "integral of block ratios": lambda x: x.bias + _log_ratio(x.fair_now, x.given_now),
+    "integral of block differences": lambda x: x.bias + x.fair_now - x.given_now,
+    "exact prefix at doubled lengths": _balance_at_powers_of_two,
+}
