@@ -104,9 +104,9 @@ def fair_share_of(
     if stream.mask is not None or stream.real is not None:
         return fair_share(allowed, stream.key.dtype)
     stop = allowed.shape[-1]
-    rows = 1 / torch.arange(stop - last + first + 1, stop + 1, device=allowed.device)
+    rows = 1 / torch.arange(stop - last + first + 1, stop + 1).to(stream.key)
     # a key of the block is seen from its own row on, an earlier one by all of them
-    own = rows.to(stream.key.dtype).flip(0).cumsum(0).flip(0)
+    own = rows.flip(0).cumsum(0).flip(0)
     return torch.cat([own[:1].expand(stop - len(own)), own])[None]
 
 
