@@ -149,12 +149,9 @@ def attend(
 def refuse_causal(operator: str, name: str, where: str) -> ValueError:
     """The mistake of balancing columns where the future must stay hidden."""
     causal = [known for known, row in OPERATORS.items() if row.causal]
-    coming = (
-        "" if "causal_elastic" in OPERATORS else "; causal_elastic, its causal kind, is to come"
-    )
     return ValueError(
         f"{operator}: {name} may not be used in {where}, whose queries must not know of later "
-        f"ones: a balanced column sums over the future; use {' or '.join(causal)}{coming}"
+        f"ones: a balanced column sums over the future; use {' or '.join(causal)}"
     )
 
 
