@@ -9,7 +9,7 @@ space := $(subst ,, )
 SHAPED := $(subst $(space),$(comma),$(addprefix bistoch.functional.,softmax hard anneal gumbel \
 	orthogonal quantum square circuit unitary wasserstein mixing sink rowwise _rowmaps \
 	lowrank sliced.api sliced.reference \
-	monarch elastic_monarch delta \
+	monarch elastic_monarch delta causal.api causal.decode causal.pose causal.reference \
 	elastic.api elastic.pose elastic.problem elastic.reference)),beartype.beartype
 
 .PHONY: demo test test-all lint shapes figures clean

@@ -8,6 +8,7 @@ from bistoch import flows as flows
 from bistoch import nn as nn
 from bistoch.functional import OPERATORS as OPERATORS
 from bistoch.functional import BackendUnavailableError as BackendUnavailableError
+from bistoch.functional import CausalState as CausalState
 from bistoch.functional import ConvergenceWarning as ConvergenceWarning
 from bistoch.functional import Gaussian as Gaussian
 from bistoch.functional import Operator as Operator
@@ -15,6 +16,9 @@ from bistoch.functional import Potentials as Potentials
 from bistoch.functional import anneal_attention as anneal_attention
 from bistoch.functional import anneal_plan as anneal_plan
 from bistoch.functional import balance as balance
+from bistoch.functional import causal_elastic_attention as causal_elastic_attention
+from bistoch.functional import causal_elastic_plan as causal_elastic_plan
+from bistoch.functional import causal_elastic_step as causal_elastic_step
 from bistoch.functional import delta_attention as delta_attention
 from bistoch.functional import delta_plan as delta_plan
 from bistoch.functional import elastic_attention as elastic_attention

@@ -13,7 +13,7 @@ N, M, D, E = 7, 11, 5, 3
 BATCH = (2, 3)
 
 # options with which seven tokens are enough to see what an operator does
-SMALL = {"delta": {"window": 2, "sink": 1, "stride": 3}}
+SMALL = {"delta": {"window": 2, "sink": 1, "stride": 3}, "causal_elastic": {"block": 4}}
 
 # options whose defaults follow the length, padding included
 FIXED = {"monarch": {"block": 3}, "elastic_monarch": {"block": 3}, "quantum": {"qubits": 3}}
@@ -40,6 +40,7 @@ NOT_SHARP = {
     "monarch": "a Monarch matrix cannot be every permutation",
     "elastic_monarch": "a Monarch matrix cannot be every permutation",
     "delta": "a causal plan is no permutation but the identity",
+    "causal_elastic": "a causal plan is no permutation but the identity",
     "lowrank": "what passes through pivots chosen without the tokens is smooth",
 }
 NOT_EVEN = {
@@ -51,6 +52,7 @@ NOT_EVEN = {
     "sink": "the sink takes its share, and more of a lower row",
     "delta": "a causal row shares among the keys up to its own",
     "softpick": "a row with negative scores is empty",
+    "causal_elastic": "a causal row shares among the keys up to its own",
 }
 
 
@@ -140,6 +142,14 @@ def test_columns_are_what_the_table_promises(operator):
     elif operator.columns == "elastic":
         loose, tight = (operator.plan(q, k, lam=lam, iters=500).sum(-2) for lam in (0.2, 0.8))
         assert (tight - 1).abs().max() < (loose - 1).abs().max()
+    elif operator.columns == "streamed":
+        q, k, _ = tokens(61, 61)
+        fair = (1 / torch.arange(1.0, 62, dtype=q.dtype)).flip(0).cumsum(0).flip(0)
+        free, loose, tight = (
+            (operator.plan(q, k, lam=lam).sum(-2) / fair - 1).abs().mean()
+            for lam in (0.0, 0.5, 1.0)
+        )
+        assert tight < loose < free
     else:
         assert error > 0.1
 

@@ -20,7 +20,7 @@ def test_every_row_of_the_table_builds_from_its_name_and_attends(name):
     real = torch.tensor([True] * 5 + [False] * 2)
     masks = {"query_mask": real, "key_mask": real if row.square else real[1:6]}
     if row.masks == "any":
-        masks["mask"] = torch.rand(7, 5) > 0.2
+        masks["mask"] = torch.rand(7, k.shape[-2]) > 0.2
     masks = {} if row.masks == "none" else masks
     module = build_operator(name, heads=3, size=3)
     assert torch.equal(module(q, k, v, **masks), row.attention(q, k, v, **masks))

@@ -20,7 +20,10 @@ SHOWN = (
     "sinkhorn",
     "hard",
 )
-COLUMNS = {"free": "free", "elastic": "pulled", "limit": "in the limit", "exact": "equal"}
+COLUMNS = {
+    "free": "free", "elastic": "pulled", "streamed": "streamed", "limit": "in the limit",
+    "exact": "equal",
+}  # fmt: skip
 # marks an operator whose plan has negative weights
 SIGNED = "*"
 # the parts of the table, from above

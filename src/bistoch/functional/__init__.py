@@ -12,6 +12,10 @@ from bistoch.functional._operator import check_options as check_options
 from bistoch.functional._operator import parse_operator as parse_operator
 from bistoch.functional._operator import read_call as read_call
 from bistoch.functional.anneal import anneal_attention, anneal_plan
+from bistoch.functional.causal import BACKENDS as CAUSAL_BACKENDS
+from bistoch.functional.causal import CausalState as CausalState
+from bistoch.functional.causal import causal_elastic_attention, causal_elastic_plan
+from bistoch.functional.causal import causal_elastic_step as causal_elastic_step
 from bistoch.functional.delta import delta_attention, delta_plan
 from bistoch.functional.elastic import BACKENDS as ELASTIC_BACKENDS
 from bistoch.functional.elastic import ConvergenceWarning as ConvergenceWarning
@@ -177,6 +181,20 @@ OPERATORS = MappingProxyType({
         order_free=True,
         source="Fan et al. 2022, Erick et al. 2023",
         family="balanced",
+    ),
+    "causal_elastic": Operator(
+        name="causal_elastic",
+        attention=causal_elastic_attention,
+        plan=causal_elastic_plan,
+        backends=CAUSAL_BACKENDS,
+        rows_exact=True,
+        columns="streamed",
+        differentiable=True,
+        causal=True,
+        order_free=False,
+        source="this library",
+        family="balanced",
+        square=True,
     ),
     "monarch": Operator(
         name="monarch",

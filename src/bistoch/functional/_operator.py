@@ -23,8 +23,9 @@ class Operator:
 
     * rows_exact: rows of real queries sum to one after any number of iterations;
     * nonnegative: no entry is below zero;
-    * columns: "free", pulled ("elastic"), equal in the limit of many iterations ("limit"), or
-      equal always for as many queries as keys ("exact");
+    * columns: "free", pulled ("elastic"), pulled to those of uniform causal attention by earlier
+      rows only ("streamed"), equal in the limit of many iterations ("limit"), or equal always for
+      as many queries as keys ("exact");
     * differentiable: query and key receive the exact gradient;
     * causal: a causal mask hides the future, because no row depends on a later one; an operator
       that takes no such mask hides it by itself;
@@ -43,7 +44,7 @@ class Operator:
     plan: Callable[..., Tensor]
     backends: tuple[str, ...]
     rows_exact: bool
-    columns: Literal["free", "elastic", "limit", "exact"]
+    columns: Literal["free", "elastic", "streamed", "limit", "exact"]
     differentiable: bool
     causal: bool
     order_free: bool

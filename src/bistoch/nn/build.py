@@ -6,6 +6,7 @@ from typing import Any, cast
 from torch import nn
 
 from bistoch.functional import OPERATORS, Operator, check_options, parse_operator
+from bistoch.nn.causal import CausalElastic
 from bistoch.nn.circuits import Quantum
 from bistoch.nn.learned import Mixing, Sink
 from bistoch.nn.operators import Elastic, Hard, OperatorModule, Sinkhorn, Softmax
@@ -16,6 +17,7 @@ NAMED: dict[str, type[OperatorModule]] = {
     "softmax": Softmax,
     "sinkhorn": Sinkhorn,
     "elastic": Elastic,
+    "causal_elastic": CausalElastic,
     "hard": Hard,
     "quantum": Quantum,
     "lowrank": LowRank,

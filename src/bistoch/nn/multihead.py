@@ -139,7 +139,7 @@ class MultiheadAttention(nn.Module):
         if not getattr(self.operator, "causal", False):
             raise ValueError(
                 f"MultiheadAttention: is_causal must be False for the operator {self.operator!r}, "
-                "because a balanced column sums over rows of the future; use operator='softmax', "
+                "because a balanced column sums over rows of the future; use 'causal_elastic', "
                 "or pass the attn_mask with is_causal=False if that is what you want"
             )
         if attn_mask is None:

@@ -176,7 +176,7 @@ class Elastic(OperatorModule):
     ) -> None:
         _inputs.check_choice("Elastic", "learn", learn, ("none", "head"))
         if learn == "head":
-            lam = _lam_per_head(0.0 if lam is None else lam, heads)
+            lam = lam_per_head("Elastic", 0.0 if lam is None else lam, heads)
         elif lam is None:
             lam = 1.0
         super().__init__(
@@ -223,9 +223,10 @@ class Hard(OperatorModule):
         )
 
 
-def _lam_per_head(start: Option, heads: int | None) -> nn.Parameter:
-    heads = check_heads("Elastic", heads)
-    _inputs.check_lam("Elastic", start, (heads,))
+def lam_per_head(operator: str, start: Option, heads: int | None) -> nn.Parameter:
+    """An elasticity that every head learns for itself."""
+    heads = check_heads(operator, heads)
+    _inputs.check_lam(operator, start, (heads,))
     return nn.Parameter(torch.ones(heads) * start)
 
 

@@ -16,6 +16,7 @@ from bistoch.functional._inputs.options import check_lam as check_lam
 from bistoch.functional._inputs.options import check_logit as check_logit
 from bistoch.functional._inputs.options import check_noise as check_noise
 from bistoch.functional._inputs.options import check_omega as check_omega
+from bistoch.functional._inputs.options import check_prior as check_prior
 from bistoch.functional._inputs.options import check_qubits as check_qubits
 from bistoch.functional._inputs.options import check_rank as check_rank
 from bistoch.functional._inputs.options import check_ridge as check_ridge
@@ -23,6 +24,9 @@ from bistoch.functional._inputs.options import check_scale as check_scale
 from bistoch.functional._inputs.options import check_tau as check_tau
 from bistoch.functional._inputs.options import check_theta as check_theta
 from bistoch.functional._inputs.options import check_tol as check_tol
+from bistoch.functional._inputs.states import check_cache as check_cache
+from bistoch.functional._inputs.states import check_leading_axis as check_leading_axis
+from bistoch.functional._inputs.states import check_state as check_state
 from bistoch.functional._inputs.tensors import check_floating as check_floating
 from bistoch.functional._inputs.tokens import check_column_mass as check_column_mass
 from bistoch.functional._inputs.tokens import check_equal_padding as check_equal_padding

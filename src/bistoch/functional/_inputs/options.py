@@ -86,6 +86,15 @@ def check_ridge(operator: str, ridge: float) -> None:
         )
 
 
+def check_prior(operator: str, prior: float) -> None:
+    """Check the mass that stands for what is not known yet."""
+    if not (is_number(prior) and 0 < prior < math.inf):
+        raise ValueError(
+            f"{operator}: prior must be a positive number, a mass that is small against 1, but it "
+            f"is {prior!r}"
+        )
+
+
 def check_circuit(
     operator: str, ansatz: str, layers: int, ancilla: int, ansaetze: Sequence[str]
 ) -> None:

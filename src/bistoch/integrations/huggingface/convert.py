@@ -102,7 +102,9 @@ def restore(model: Model) -> Model:
     0
     """
     for layer in converted_layers(model).values():
-        layer.config = getattr(layer, NAME).config
+        swapped = getattr(layer, NAME)
+        swapped.leave()
+        layer.config = swapped.config
         delattr(layer, NAME)
     if hasattr(model.config, NAME):
         delattr(model.config, NAME)
@@ -124,8 +126,10 @@ def convert_as_recorded(model: "PreTrainedModel", record: Mapping[str, Any]) -> 
 def _put(layer: nn.Module, swapped: Swapped) -> None:
     earlier = getattr(layer, NAME, None)
     if isinstance(earlier, Swapped):
+        earlier.leave()
         swapped.config = earlier.config
     setattr(layer, NAME, swapped)
+    swapped.watch(layer)
     # a configuration of its own says who computes in this layer; all others stay as they are
     config = copy.deepcopy(swapped.config)
     config._attn_implementation = NAME

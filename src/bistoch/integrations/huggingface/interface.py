@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
 
 from bistoch.functional import OPERATORS
+from bistoch.integrations.huggingface.caches import recall, remember
 from bistoch.integrations.huggingface.layers import hides_the_future, is_cross_attention
 from bistoch.integrations.huggingface.masks import looks_causal, read_masks
 from bistoch.integrations.huggingface.swapped import Swapped
@@ -124,13 +125,22 @@ def attend(
         hide_queries=not independent and n == m and not is_cross_attention(module),
         device=query.device,
     )
+    cache = swapped.take_cache()
     if not independent:
-        _check_order(swapped, module, causal or looks_causal(masks), n, m)
-    result = drop(swapped(query, key, value, **masks), dropout, module.training)
+        _check_order(swapped, module, causal or looks_causal(masks), cache is None and n != m, n, m)
+    if cache is None:
+        result = swapped(query, key, value, **masks)
+        make_plan = functools.partial(swapped.plan, query, key, **masks)
+    else:
+        state = recall(cache, swapped.operator.row.name, n)
+        result, after = swapped.step(query, key, value, masks, state)
+        remember(cache, after)
+        make_plan = functools.partial(swapped.step_plan, query, key, masks, state)
+    result = drop(result, dropout, module.training)
     # the configuration of the model, not the copy of a converted layer, is what a user changes
     config = module.config if swapped.config is None else swapped.config
     wanted = output_attentions or getattr(config, "output_attentions", False)
-    plan = swapped.plan(query, key, **masks) if wanted else None
+    plan = make_plan() if wanted else None
     if head_mask is not None:
         # a head is scaled by scaling its result, which is its plan times the values
         result = result * head_mask.reshape(-1, query.shape[1], 1, 1)
@@ -140,12 +150,9 @@ def attend(
 def refuse_causal(operator: str, name: str, where: str) -> ValueError:
     """The mistake of balancing columns where the future must stay hidden."""
     causal = [known for known, row in OPERATORS.items() if row.causal]
-    coming = (
-        "" if "causal_elastic" in OPERATORS else "; causal_elastic, its causal kind, is to come"
-    )
     return ValueError(
         f"{operator}: {name} may not be used in {where}, whose queries must not know of later "
-        f"ones: a balanced column sums over the future; use {' or '.join(causal)}{coming}"
+        f"ones: a balanced column sums over the future; use {' or '.join(causal)}"
     )
 
 
@@ -176,14 +183,17 @@ def _scaled(query: Tensor, scaling: float | None) -> Tensor:
     return query if math.isclose(factor, 1.0, rel_tol=1e-6) else query * factor
 
 
-def _check_order(swapped: Swapped, module: nn.Module, causal: bool, n: int, m: int) -> None:
+def _check_order(
+    swapped: Swapped, module: nn.Module, causal: bool, lacks_rows: bool, n: int, m: int
+) -> None:
     operator, layer = swapped.operator.row, type(module).__name__
     if (causal or hides_the_future("", module)) and not operator.causal:
         raise refuse_causal("attend", operator.name, f"a {layer}")
-    if causal and n != m:
+    if causal and lacks_rows:
         raise NotImplementedError(
             f"attend: {operator.name} needs all rows at once, but {layer} asks for {n} of {m}; "
-            "generate with use_cache=False"
+            "generate with use_cache=False, or swap causal_elastic in with convert, which keeps "
+            "what it needs beside the cache"
         )
 
 

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bistoch.functional import softmax_attention, softmax_plan
+from bistoch.functional import CausalState, softmax_attention, softmax_plan
+from bistoch.integrations.huggingface.caches import find_cache_layer
 from bistoch.integrations.huggingface.masks import Masks
 from bistoch.nn import OperatorModule
 
@@ -40,6 +41,28 @@ class Swapped(nn.Module):
         self.heads = None if heads is None else list(heads)
         self.count = count
         self.config = config
+        # the cache of the call that is under way, for an operator that decodes
+        self._cache: Any = None
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the operator can go on from a state, row by row."""
+        return hasattr(self.operator, "step")
+
+    def watch(self, layer: nn.Module) -> None:
+        """Learn of the cache of every call of a layer, which no attention function is told."""
+        if self.decodes:
+            self._watching = layer.register_forward_pre_hook(self._note_cache, with_kwargs=True)
+
+    def leave(self) -> None:
+        """Watch no longer."""
+        if self.decodes:
+            self._watching.remove()
+
+    def take_cache(self) -> Any:
+        """The layer of the cache that this call brought along, once; None without one."""
+        cache, self._cache = self._cache, None
+        return cache
 
     @property
     def rows_are_independent(self) -> bool:
@@ -66,6 +89,28 @@ class Swapped(nn.Module):
         )
         return self._merge(swapped, others)
 
+    def step(
+        self,
+        query: Float[Tensor, "b h n d"],
+        key: Float[Tensor, "b h m d"],
+        value: Float[Tensor, "b h m e"],
+        masks: Masks,
+        state: CausalState | None,
+    ) -> tuple[Float[Tensor, "b h n e"], CausalState]:
+        """Attend with the next rows, and the state of the swapped heads after them."""
+        operator: Any = self.operator
+        if self.heads is None:
+            return operator.step(query, key, value, state, **masks)
+        ours, rest = self.heads, self._rest()
+        swapped, state = operator.step(
+            query[:, ours], key[:, ours], value[:, ours], state, **_of(masks, ours)
+        )
+        # the rest of a cache of fixed size is hidden by the mask of the model
+        others = softmax_attention(
+            query[:, rest], key[:, rest], value[:, rest], **_for_softmax(_of(masks, rest))
+        )
+        return self._merge(swapped, others), state
+
     def plan(
         self,
         query: Float[Tensor, "b h n d"],
@@ -83,9 +128,23 @@ class Swapped(nn.Module):
         others = softmax_plan(query[:, rest], key[:, rest], **_for_softmax(_of(masks, rest)))
         return self._merge(swapped, others)
 
+    def step_plan(
+        self,
+        query: Float[Tensor, "b h n d"],
+        key: Float[Tensor, "b h m d"],
+        masks: Masks,
+        state: CausalState | None,
+    ) -> Float[Tensor, "b h n m"]:
+        """The plans with which `step` weighs the values."""
+        unit = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device)
+        return self.step(query, key, unit.expand(*key.shape[:-1], -1), masks, state)[0]
+
     def extra_repr(self) -> str:
         """The chosen heads."""
         return "" if self.heads is None else f"heads={self.heads} of {self.count}"
+
+    def _note_cache(self, layer: nn.Module, arguments: tuple, options: dict[str, Any]) -> None:
+        self._cache = find_cache_layer(layer, arguments, options)
 
     def _rest(self) -> list[int]:
         chosen = set(self.heads or ())

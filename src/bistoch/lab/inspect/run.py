@@ -16,7 +16,7 @@ from bistoch.lab.files import write_whole
 from bistoch.lab.inspect.load import Subject, load_subject
 from bistoch.lab.inspect.measure import Measured, measure
 from bistoch.lab.inspect.page import print_summary, write_page
-from bistoch.lab.inspect.swap import operator_for, swap_all, swap_heads, swapped_plan
+from bistoch.lab.inspect.swap import swap_all, swap_heads, swapped_plan
 
 Head = tuple[int, int]
 # heads whose plans are drawn if the user names none
@@ -125,11 +125,6 @@ def _why_no_swap(subject: Subject) -> str | None:
         huggingface.attention_layers(subject.model)
     except NotImplementedError as reason:
         return f"Nothing was swapped in: {reason}."
-    if operator_for(subject.causal) is None:
-        return (
-            "Nothing was swapped in: this model hides the future, and a balanced column sums over "
-            "it. An operator that balances without looking ahead, causal_elastic, is to come."
-        )
     return None
 
 

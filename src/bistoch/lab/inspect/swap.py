@@ -8,15 +8,18 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from bistoch.functional import OPERATORS
 from bistoch.integrations.huggingface import convert, restore
 from bistoch.lab.inspect.load import Subject
 
 
-def operator_for(causal: bool) -> str | None:
-    """The name of the operator with a `lam` that may be used, if there is one."""
-    name = "causal_elastic" if causal else "elastic"
-    return name if name in OPERATORS and "lam" in OPERATORS[name].options() else None
+def operator_for(causal: bool, lam: float) -> str:
+    """The text of the operator with this `lam` that may be used.
+
+    >>> operator_for(True, 0.5)
+    'causal_elastic(lam=0.5, block=8)'
+    """
+    # short blocks, since a text that is read here may be short
+    return f"causal_elastic(lam={lam}, block=8)" if causal else f"elastic(lam={lam})"
 
 
 @torch.no_grad()
@@ -58,11 +61,10 @@ def swap_all(
     Returns for each `lam` the mean and the lowest cosine with the embedding of the model as it
     is; for a causal model also its loss.
     """
-    name = _operator(subject)
     before = embed(subject.model, subject.batches, subject.real)
     found = {}
     for lam in lams:
-        convert(subject.model, f"{name}(lam={lam})")
+        convert(subject.model, operator_for(subject.causal, lam))
         try:
             same = cosine_similarity(embed(subject.model, subject.batches, subject.real), before)
             found[lam] = {"cosine": same.mean().item(), "lowest": same.min().item()}
@@ -85,12 +87,12 @@ def swap_heads(
         heads: how many heads each layer has.
         step: called after each head.
     """
-    name = _operator(subject)
     before = embed(subject.model, subject.batches, subject.real)
+    text = operator_for(subject.causal, lam)
     table = torch.full((len(heads), max(heads)), torch.nan)
     for layer, count in enumerate(heads):
         for head in range(count):
-            convert(subject.model, f"{name}(lam={lam})", layers=[layer], heads=[head])
+            convert(subject.model, text, layers=[layer], heads=[head])
             try:
                 after = embed(subject.model, subject.batches, subject.real)
             finally:
@@ -103,7 +105,8 @@ def swap_heads(
 @torch.no_grad()
 def swapped_plan(subject: Subject, layer: int, head: int, lam: float) -> Float[Tensor, "n n"]:
     """The plan of one head on the first sample, with balance in this head alone."""
-    convert(subject.model, f"{_operator(subject)}(lam={lam})", layers=[layer], heads=[head])
+    text = operator_for(subject.causal, lam)
+    convert(subject.model, text, layers=[layer], heads=[head])
     try:
         first = {name: tensor[:1] for name, tensor in subject.batches[0].items()}
         plan = subject.model(**first, output_attentions=True).attentions[layer][0, head]
@@ -111,13 +114,3 @@ def swapped_plan(subject: Subject, layer: int, head: int, lam: float) -> Float[T
         restore(subject.model)
     real = subject.real[0][0]
     return plan[real][:, real]
-
-
-def _operator(subject: Subject) -> str:
-    name = operator_for(subject.causal)
-    if name is None:
-        raise NotImplementedError(
-            f"inspect: {subject.name} hides the future, and no operator with a lam does; "
-            "causal_elastic is to come"
-        )
-    return name

@@ -1,0 +1,164 @@
+"""What the page of causal balance shows: updates of the bias against the exact oracle."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from making.drawing import put_table, seeded
+from torch import Tensor
+
+import bistoch
+from bistoch.functional.causal.reference import prefix_plan
+
+PAGE = "operators/causal_elastic.md"
+PRIOR = 0.01
+HEADS = (
+    "update", "largest overload", "in the first half", "mean deviation", "first token",
+    "to the oracle",
+)  # fmt: skip
+
+
+@dataclass
+class Ledger:
+    """What is known after a block: of the block alone, and of all rows up to its end."""
+
+    bias: Tensor
+    given_now: Tensor
+    fair_now: Tensor
+    given: Tensor
+    fair: Tensor
+    prefix: Tensor
+
+
+def causal_updates() -> None:
+    """Candidates for the update of the bias, at lam = 1, with 256 tokens in blocks of 16."""
+    put_table(PAGE, "causal_updates", HEADS, _compare(lambda seed: planted_scores(256, seed)))
+
+
+def causal_local() -> None:
+    """The same where a token looks back over about ten others, as many trained heads do."""
+    place = torch.arange(256.0, dtype=torch.float64)
+    distance = (place[:, None] - place).clamp_min(0)
+    rows = _compare(lambda seed: planted_scores(256, seed) - 0.1 * distance)
+    put_table(PAGE, "causal_local", HEADS, rows)
+
+
+def _compare(make: Callable[[int], Tensor]) -> list[list[str]]:
+    measures: dict[str, list[list[float]]] = {}
+    for seed in range(5):
+        scores = make(seed)
+        oracle = prefix_plan(scores, iters=20)
+        plans = {"none: causal softmax": streamed(scores, lam=0.0)}
+        plans |= {name: recur(scores, update) for name, update in CANDIDATES.items()}
+        plans["column step (the default)"] = streamed(scores)
+        plans["column step and a sink logit of 2"] = recur(scores, _column_step(), sink=2.0)
+        plans["the oracle, n^3"] = oracle
+        for name, plan in plans.items():
+            far = (plan - oracle).abs().sum(-1).mean().item()
+            measures.setdefault(name, []).append([*overload(plan), far])
+    return [[name, *_means(values)] for name, values in measures.items()]
+
+
+def causal_blocks() -> None:
+    """What lam and the length of a block do, with 1024 tokens."""
+    measures: dict[tuple[str, str], list[list[float]]] = {}
+    for seed in range(5):
+        scores = planted_scores(1024, seed)
+        measures.setdefault(("0", "any"), []).append(overload(streamed(scores, lam=0.0)))
+        for lam, block in ((0.5, 16), (1.0, 128), (1.0, 64), (1.0, 16), (1.0, 4)):
+            case = (f"{lam:g}", str(block))
+            measures.setdefault(case, []).append(overload(streamed(scores, lam, block)))
+    rows = [[*case, *_means(values)] for case, values in measures.items()]
+    put_table(PAGE, "causal_blocks", ("lam", "block", *HEADS[1:-1]), rows)
+
+
+def planted_scores(length: int, seed: int) -> Tensor:
+    """Scores of random tokens whose keys share a direction, with a sink in the first column."""
+    generator, like = seeded(seed), {"dtype": torch.float64}
+    query, key = 1.5 * torch.randn(2, length, 16, generator=generator, **like)
+    scores = query @ (key + torch.randn(16, generator=generator, **like)).T / 4
+    scores[:, 0] += 3
+    return scores
+
+
+def streamed(scores: Tensor, lam: float = 1.0, block: int = 16) -> Tensor:
+    """The plan of the library."""
+    unit = torch.eye(len(scores), dtype=scores.dtype)
+    return bistoch.causal_elastic_plan(scores, unit, lam=lam, block=block, prior=PRIOR, scale=1.0)
+
+
+def recur(
+    scores: Tensor, update: Callable[[Ledger], Tensor], block: int = 16, sink: float | None = None
+) -> Tensor:
+    """The plan of another update: rows of a block at a time, then a bias for all keys so far."""
+    n = len(scores)
+    future = torch.ones_like(scores, dtype=torch.bool).triu(1)
+    scores = scores.masked_fill(future, -torch.inf)
+    uniform = (~future).to(scores.dtype)
+    uniform = uniform / uniform.sum(-1, keepdim=True)
+    bias, rows = scores.new_zeros(n), []
+    for first in range(0, n, block):
+        last = min(first + block, n)
+        weights = scores[first:last] + bias
+        if sink is not None:
+            weights = torch.cat([weights, torch.full((last - first, 1), sink)], -1)
+        rows.append(weights.softmax(-1)[:, :n])
+        given = torch.cat(rows).sum(0)
+        ledger = Ledger(
+            bias, rows[-1].sum(0), uniform[first:last].sum(0), given, uniform[:last].sum(0),
+            scores[:last, :last],
+        )  # fmt: skip
+        bias = update(ledger).masked_fill(torch.arange(n) >= last, 0)
+    return torch.cat(rows)
+
+
+def overload(plan: Tensor) -> list[float]:
+    """The largest share of a key over its fair one, also of early keys; deviation; first key."""
+    n = len(plan)
+    fair = (1 / torch.arange(1, n + 1, dtype=plan.dtype)).flip(0).cumsum(0).flip(0)
+    ratio = plan.sum(0) / fair
+    deviation = (ratio - 1).abs().mean()
+    return [x.item() for x in (ratio.max(), ratio[: n // 2].max(), deviation, plan[:, 0].mean())]
+
+
+def _column_step() -> Callable[[Ledger], Tensor]:
+    received: list[Tensor] = []
+
+    def update(ledger: Ledger) -> Tensor:
+        received.append(ledger.given_now * (-ledger.bias).exp())
+        return _log_ratio(ledger.fair, torch.stack(received).sum(0))
+
+    return update
+
+
+def _balance_at_powers_of_two(ledger: Ledger) -> Tensor:
+    length = len(ledger.prefix)
+    if length & (length - 1):
+        return ledger.bias
+    fair, column = ledger.fair[:length], ledger.prefix.new_zeros(length)
+    for _ in range(20):
+        row = -torch.logsumexp(ledger.prefix + column, -1)
+        column = fair.log() - torch.logsumexp(ledger.prefix + row[:, None], 0)
+    # the level against keys to come is free: on average over the mass, none
+    bias = torch.zeros_like(ledger.bias)
+    bias[:length] = column - (fair * column).sum() / fair.sum()
+    return bias
+
+
+def _log_ratio(wanted: Tensor, given: Tensor) -> Tensor:
+    return ((wanted + PRIOR) / (given + PRIOR)).log()
+
+
+def _means(values: list[list[float]]) -> list[str]:
+    means = torch.tensor(values).mean(0).tolist()
+    places = (1, 1, 2, 3, 2)
+    return [f"{mean:.{place}f}" for mean, place in zip(means, places, strict=False)]
+
+
+CANDIDATES: dict[str, Callable[[Ledger], Tensor]] = {
+    "streamed ratio": lambda x: _log_ratio(x.fair, x.given),
+    "streamed ratio, half steps": lambda x: (x.bias + _log_ratio(x.fair, x.given)) / 2,
+    "integral of block ratios": lambda x: x.bias + _log_ratio(x.fair_now, x.given_now),
+    "integral of block differences": lambda x: x.bias + x.fair_now - x.given_now,
+    "exact prefix at doubled lengths": _balance_at_powers_of_two,
+}

@@ -1,0 +1,106 @@
+"""Causal elastic attention: balanced by what earlier rows did, blind to what later ones will."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from bistoch.functional import _inputs
+from bistoch.functional._backend import choose_backend
+from bistoch.functional._inputs import Mask, Option
+from bistoch.functional.causal import reference, streaming
+from bistoch.functional.causal.pose import Rule, pose_stream, sort_real, unsort
+from bistoch.functional.causal.problem import cut, open_account
+from bistoch.functional.elastic.problem import full_precision
+
+BACKENDS = ("reference", "streaming")
+RUN = {"reference": reference.run, "streaming": streaming.run}
+
+
+def causal_elastic_attention(
+    query: Float[Tensor, "*#b n d"],
+    key: Float[Tensor, "*#b m d"],
+    value: Float[Tensor, "*#b m e"],
+    *,
+    lam: Option = 1.0,
+    eps: Option = 1.0,
+    block: int = 64,
+    prior: float = 0.01,
+    mask: Mask | None = None,
+    query_mask: Bool[Tensor, "..."] | None = None,
+    key_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> Float[Tensor, "*b n e"]:
+    """Attend causally, with keys balanced by what the rows of earlier blocks gave them.
+
+        P_i = softmax over j <= i of (S_ij + g_j),   g = 0 for keys of the block of row i
+        g_j = lam * log((H_j + prior) / (k_j + prior)),  from the rows of earlier blocks only
+
+    k_j is what these rows gave to key j, the bias they had seen taken out again; H_j is what
+    uniform causal attention would have given. Causal by itself, without a mask; `lam = 0` is causal
+    softmax exactly. Nothing of size n x n exists, forward or backward, but in the reference.
+
+    Args:
+        query, key, value: tokens, as many queries as keys; the leading axes broadcast.
+        lam: elasticity in [0, 1]: 0 is causal softmax, 1 balances as far as the past can tell. A
+            number, or a tensor that broadcasts to the leading axes.
+        eps: temperature, above zero: scores are divided by it. As lam, it may be a tensor.
+        block: a bias is set anew after so many rows. Small blocks balance better and take longer.
+        prior: mass that every key is thought to have been owed and given before the first row,
+            above zero: how much a key must have received before it feels a bias.
+        mask: boolean (True = may attend) or a float bias, broadcastable to (*b, n, n); what a row
+            shares fairly is then among the keys it sees. Later keys are hidden in any case.
+        query_mask, key_mask: True where the token is real. Query t and key t are one token here: a
+            mask on either hides both, and blocks count real tokens only.
+        scale: factor of the dot products, by default 1/sqrt(d).
+        backend: "auto", "reference" (dense, readable) or "streaming" (linear memory).
+
+    >>> import torch, bistoch
+    >>> q, k, v = torch.randn(3, 2, 8, 100, 4).unbind()
+    >>> bistoch.causal_elastic_attention(q, k, v, lam=0.5, block=16).shape
+    torch.Size([2, 8, 100, 4])
+    """
+    operator = "causal_elastic_attention"
+    batch = _inputs.check_tokens(operator, query, key, value)
+    _inputs.check_square(operator, query, key, "query t and key t belong to the same moment")
+    run = RUN[choose_backend(operator, backend, BACKENDS, auto="streaming")]
+    rule = Rule(lam, eps, block, prior, scale)
+    with full_precision(query.device):
+        stream = pose_stream(operator, batch, query, key, value, rule, mask, query_mask, key_mask)
+        stream, order = sort_real(stream)
+        result, _ = run(stream, open_account(stream.key), cut(query.shape[-2], block))
+        result = unsort(result, order)
+    return result.reshape(*batch, *result.shape[1:]).to(query.dtype)
+
+
+def causal_elastic_plan(
+    query: Float[Tensor, "*#b n d"],
+    key: Float[Tensor, "*#b m d"],
+    *,
+    lam: Option = 1.0,
+    eps: Option = 1.0,
+    block: int = 64,
+    prior: float = 0.01,
+    mask: Mask | None = None,
+    query_mask: Bool[Tensor, "..."] | None = None,
+    key_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> Float[Tensor, "*b n m"]:
+    """The plan of `causal_elastic_attention` as a dense matrix, for study.
+
+    Lower triangular, rows sum to one, columns are pulled towards those of uniform causal attention,
+    the sums over i >= j of 1/i. Arguments are those of `causal_elastic_attention`.
+
+    >>> import torch, bistoch
+    >>> q, k = torch.randn(2, 50, 4, generator=torch.Generator().manual_seed(0)).unbind()
+    >>> k[0] += 3
+    >>> [round(bistoch.causal_elastic_plan(q, k, lam=lam, block=4)[:, 0].sum().item(), 1)
+    ...  for lam in (0.0, 0.5, 1.0)]
+    [10.6, 9.2, 7.3]
+    """
+    unit = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device)
+    return causal_elastic_attention(
+        query, key, unit, lam=lam, eps=eps, block=block, prior=prior, mask=mask,
+        query_mask=query_mask, key_mask=key_mask, scale=scale, backend=backend,
+    )  # fmt: skip

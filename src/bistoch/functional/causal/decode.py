@@ -1,0 +1,155 @@
+"""Causal balance while a sequence grows: token by token, chunk by chunk, or all at once."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from bistoch.functional import _inputs
+from bistoch.functional._backend import choose_backend
+from bistoch.functional._inputs import Mask, Option
+from bistoch.functional.causal.api import BACKENDS, RUN
+from bistoch.functional.causal.pose import Rule, pose_stream
+from bistoch.functional.causal.problem import Account, Piece, Stream, floor, open_account
+from bistoch.functional.elastic.problem import full_precision
+
+
+class CausalState(NamedTuple):
+    """What decoding remembers beside the cache of keys and values: three numbers per key.
+
+    Attributes:
+        bias: what is added to the scores of each key in the current block, (*b, m).
+        received: the log of what rows gave to the key, the bias taken out again, (*b, m).
+        wanted: what uniform causal attention would have given, (*b, m).
+        position: how many real tokens there were, (*b).
+    """
+
+    bias: Float[Tensor, "*b m"]
+    received: Float[Tensor, "*b m"]
+    wanted: Float[Tensor, "*b m"]
+    position: Int[Tensor, "*b"]
+
+    @property
+    def length(self) -> int:
+        """How many tokens there were, padding included."""
+        return self.bias.shape[-1]
+
+    def index_select(self, axis: int, index: Int[Tensor, "k"]) -> "CausalState":
+        """The states of chosen sequences, for beam search: `axis` is a leading one.
+
+        >>> import torch, bistoch
+        >>> q, k, v = torch.randn(3, 2, 8, 5, 4).unbind()
+        >>> _, state = bistoch.causal_elastic_step(q, k, v)
+        >>> state.index_select(0, torch.tensor([1, 1, 0])).bias.shape
+        torch.Size([3, 8, 5])
+        """
+        _inputs.check_leading_axis("CausalState.index_select", axis, self.position.ndim)
+        return CausalState(*(tensor.index_select(axis, index) for tensor in self))
+
+
+def causal_elastic_step(
+    query: Float[Tensor, "*#b n d"],
+    key: Float[Tensor, "*#b m d"],
+    value: Float[Tensor, "*#b m e"],
+    state: CausalState | None = None,
+    *,
+    lam: Option = 1.0,
+    eps: Option = 1.0,
+    block: int = 64,
+    prior: float = 0.01,
+    mask: Mask | None = None,
+    query_mask: Bool[Tensor, "..."] | None = None,
+    key_mask: Bool[Tensor, "..."] | None = None,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> tuple[Float[Tensor, "*b n e"], CausalState]:
+    """The next n rows of `causal_elastic_attention`, and the state after them.
+
+    However a sequence is cut into steps, the results are those of one call for all of it. Padding
+    may be left, right or in between; it is told with `key_mask`, as for all tokens at once.
+
+    Args:
+        query: the n new tokens.
+        key, value: the cache: all tokens up to the last new one. What lies behind these in a cache
+            of fixed size is not looked at.
+        state: of the step before; None at the beginning.
+        mask: as for `causal_elastic_attention`, for the new rows only, (*b, n, m).
+        query_mask: True where a new token is real, (*b, n).
+        key_mask: True where a token of the cache is real, (*b, m).
+        lam, eps, block, prior, scale, backend: as for `causal_elastic_attention`, the same in every
+            step.
+
+    >>> import torch, bistoch
+    >>> q, k, v = torch.randn(3, 2, 8, 10, 4).unbind()
+    >>> state, rows = None, []
+    >>> for t in range(10):
+    ...     cache = k[..., : t + 1, :], v[..., : t + 1, :]
+    ...     row, state = bistoch.causal_elastic_step(q[..., t : t + 1, :], *cache, state, block=4)
+    ...     rows.append(row)
+    >>> once = bistoch.causal_elastic_attention(q, k, v, block=4)
+    >>> bool(torch.allclose(torch.cat(rows, -2), once, atol=1e-5))
+    True
+    """
+    operator = "causal_elastic_step"
+    batch = _inputs.check_tokens(operator, query, key, value)
+    length = 0 if state is None else state.length
+    stop = length + query.shape[-2]
+    _inputs.check_cache(operator, key.shape[-2], length, query.shape[-2])
+    run = RUN[choose_backend(operator, backend, BACKENDS, auto="streaming")]
+    key, value = key[..., :stop, :], value[..., :stop, :]
+    mask, key_mask = _up_to(mask, stop), _up_to(key_mask, stop)
+    rule = Rule(lam, eps, block, prior, scale)
+    with full_precision(query.device):
+        stream = pose_stream(operator, batch, query, key, value, rule, mask, query_mask, key_mask)
+        account, position = _resume(operator, state, stream, batch)
+        pieces, position = _cut_between(stream, position, block)
+        result, account = run(stream, account, pieces)
+    bias, received, wanted = (column.reshape(*batch, stop) for column in account)
+    after = CausalState(bias, received, wanted, position.reshape(batch))
+    return result.reshape(*batch, *result.shape[1:]).to(query.dtype), after
+
+
+def _resume(
+    operator: str, state: CausalState | None, stream: Stream, batch: torch.Size
+) -> tuple[Account, Int[Tensor, "B"]]:
+    """The account of a state, with room for the new keys."""
+    size, stop = stream.key.shape[:2]
+    if state is None:
+        start = torch.zeros(size, dtype=torch.int64, device=stream.key.device)
+        return open_account(stream.key), start
+    _inputs.check_state(operator, tuple(state.position.shape), batch)
+    columns = [x.to(stream.key).expand(*batch, state.length).reshape(size, -1) for x in state[:3]]
+    room, empty = (0, stop - state.length), floor(stream.key.dtype)
+    bias, received, wanted = columns
+    account = Account(pad(bias, room), pad(received, room, value=empty), pad(wanted, room))
+    return account, state.position.expand(batch).reshape(-1)
+
+
+def _cut_between(
+    stream: Stream, position: Int[Tensor, "B"], block: int
+) -> tuple[list[Piece], Int[Tensor, "B"]]:
+    """Pieces in which no sequence ends a block but at the end, and the positions after them."""
+    n = stream.query.shape[1]
+    if stream.real is None:
+        new = torch.ones(len(position), n, dtype=torch.bool, device=position.device)
+    else:
+        new = stream.real[:, stream.real.shape[1] - n :]
+    after = position[:, None] + new.cumsum(-1)
+    ends = new & (after % block == 0)
+    cuts = (ends.any(0).nonzero().squeeze(-1) + 1).tolist()
+    pieces = [
+        Piece(first, last, ends[:, last - 1]) for first, last in zip([0, *cuts], cuts, strict=False)
+    ]
+    rest = cuts[-1] if cuts else 0
+    if rest < n:
+        pieces.append(Piece(rest, n, False))
+    return pieces, after[:, -1] if n else position
+
+
+def _up_to(mask: Tensor | None, stop: int) -> Tensor | None:
+    """A mask without the part of a cache that is not filled; a shared one stays as it is."""
+    if not isinstance(mask, Tensor) or mask.ndim == 0 or mask.shape[-1] == 1:
+        return mask
+    return mask[..., :stop]

@@ -1,0 +1,90 @@
+"""From the arguments of a call to a stream, with real tokens in front, and back."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from bistoch.functional import _inputs
+from bistoch.functional._inputs import Mask, Option
+from bistoch.functional.causal.problem import Stream
+from bistoch.functional.elastic.pose import Options, flatten, pose
+
+
+class Rule(NamedTuple):
+    """The options of a call, as the user gave them, not yet checked."""
+
+    lam: Option
+    eps: Option
+    block: int
+    prior: float
+    scale: float | None
+
+
+def pose_stream(
+    operator: str,
+    batch: torch.Size,
+    query: Float[Tensor, "*#b n d"],
+    key: Float[Tensor, "*#b m d"],
+    value: Float[Tensor, "*#b m e"],
+    rule: Rule,
+    mask: Mask | None,
+    query_mask: Bool[Tensor, "..."] | None,
+    key_mask: Bool[Tensor, "..."] | None,
+) -> Stream:
+    """Check every option and flatten the leading axes; the queries are the last of the tokens."""
+    _inputs.check_count(operator, "block", rule.block, least=1)
+    _inputs.check_prior(operator, rule.prior)
+    options = Options(
+        rule.lam, rule.eps, 1.0, 0, None, mask, query_mask, key_mask, None, rule.scale
+    )
+    problem = pose(operator, batch, query, key, options)
+    return Stream(
+        query=problem.query,
+        key=problem.key,
+        value=flatten(value, batch),
+        mask=problem.mask,
+        mask_index=problem.mask_index,
+        real=_real(problem.query_mask, problem.key_mask, key.shape[-2]),
+        sharpness=problem.sharpness,
+        lam=problem.lam,
+        prior=rule.prior,
+    )
+
+
+def sort_real(stream: Stream) -> tuple[Stream, Int[Tensor, "B n"] | None]:
+    """Move real tokens to the front, in their order: then every sequence begins with a block."""
+    if stream.real is None:
+        return stream, None
+    order = (~stream.real).int().argsort(dim=-1, stable=True)
+    mask, index = stream.mask, stream.mask_index
+    if mask is not None and index is not None:
+        size, n = order.shape
+        mask = mask[index].expand(size, n, n)
+        mask = mask.take_along_dim(order[..., None], 1).take_along_dim(order[:, None, :], 2)
+        index = torch.arange(size, device=order.device)
+    tokens = {
+        name: getattr(stream, name).take_along_dim(order[..., None], 1)
+        for name in ("query", "key", "value")
+    }
+    real = stream.real.take_along_dim(order, 1)
+    return stream._replace(mask=mask, mask_index=index, real=real, **tokens), order
+
+
+def unsort(rows: Float[Tensor, "B n e"], order: Int[Tensor, "B n"] | None) -> Tensor:
+    """Move rows back to where they came from."""
+    return rows if order is None else rows.take_along_dim(order.argsort(-1)[..., None], 1)
+
+
+def _real(
+    query_mask: Bool[Tensor, "B n"] | None, key_mask: Bool[Tensor, "B m"] | None, m: int
+) -> Bool[Tensor, "B m"] | None:
+    """Query t and its key are one token: what hides either hides both."""
+    if query_mask is None:
+        return key_mask
+    earlier = m - query_mask.shape[1]
+    if earlier:
+        ones = query_mask.new_ones(len(query_mask), earlier)
+        query_mask = torch.cat([ones, query_mask], 1)
+    return query_mask if key_mask is None else query_mask & key_mask

@@ -1,0 +1,136 @@
+"""The question that every backend of causal balance answers, and the mathematics they share."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+class Stream(NamedTuple):
+    """Checked tokens whose leading axes are flattened into one, called B.
+
+    The queries are the last n of the m tokens; what earlier rows did is in the `Account`.
+    """
+
+    query: Float[Tensor, "B n d"]
+    key: Float[Tensor, "B m d"]
+    value: Float[Tensor, "B m e"]
+    # boolean (True = may attend) or a float bias; each of its last two axes may have size one
+    mask: Bool[Tensor, "M #n #m"] | Float[Tensor, "M #n #m"] | None
+    # which of the M masks each of the B problems uses
+    mask_index: Int[Tensor, "B"] | None
+    # which tokens exist; None for all
+    real: Bool[Tensor, "B m"] | None
+    sharpness: Float[Tensor, "B"]
+    lam: Float[Tensor, "B"]
+    prior: float
+
+
+class Account(NamedTuple):
+    """What is known of every key: its bias, what it received without it, and its fair share."""
+
+    bias: Float[Tensor, "B m"]
+    # the log of the mass that the key would have received from the same row factors without a bias
+    received: Float[Tensor, "B m"]
+    # the mass that uniform causal attention would have given
+    wanted: Float[Tensor, "B m"]
+
+
+class Piece(NamedTuple):
+    """Rows that are computed together, and the problems in which they end a block."""
+
+    first: int
+    last: int
+    ends: bool | Bool[Tensor, "B"]
+
+
+def open_account(like: Float[Tensor, "B m d"]) -> Account:
+    """The account of keys that no row has seen yet."""
+    nothing = like.new_zeros(like.shape[:2])
+    return Account(nothing, nothing + floor(like.dtype), nothing)
+
+
+def floor(dtype: torch.dtype) -> float:
+    """The log of a mass that is as good as none; finite, so that its gradient is too."""
+    return math.log(torch.finfo(dtype).tiny)
+
+
+def cut(length: int, block: int) -> list[Piece]:
+    """The blocks of a sequence that is read from its beginning."""
+    return [
+        Piece(first, min(first + block, length), first + block < length)
+        for first in range(0, length, block)
+    ]
+
+
+def allowed_pairs(stream: Stream, first: int, last: int, stop: int) -> Bool[Tensor, "#B r stop"]:
+    """Which of the keys before `stop` the rows from `first` to `last` may see."""
+    device, earlier = stream.key.device, stream.key.shape[1] - stream.query.shape[1]
+    rows = torch.arange(earlier + first, earlier + last, device=device)
+    allowed = (torch.arange(stop, device=device) <= rows[:, None])[None]
+    mask = _mask_of(stream, first, last, stop)
+    if mask is not None:
+        allowed = allowed & (mask if mask.dtype == torch.bool else mask > -torch.inf)
+    if stream.real is not None:
+        allowed = allowed & stream.real[:, None, :stop] & stream.real[:, rows, None]
+    return allowed
+
+
+def scores_of(
+    stream: Stream, first: int, last: int, stop: int, allowed: Bool[Tensor, "#B r stop"]
+) -> Float[Tensor, "B r stop"]:
+    """The scores of some rows, minus infinity where a row may not see a key."""
+    query = stream.query[:, first:last] * stream.sharpness[:, None, None]
+    scores = query @ stream.key[:, :stop].mT
+    mask = _mask_of(stream, first, last, stop)
+    if mask is not None and mask.dtype != torch.bool:
+        scores = scores + mask.masked_fill(mask == -torch.inf, 0)
+    return scores.masked_fill(~allowed, -torch.inf)
+
+
+def fair_share(allowed: Bool[Tensor, "#B r m"], dtype: torch.dtype) -> Float[Tensor, "#B m"]:
+    """What the rows would give if each shared equally among the keys that it sees."""
+    allowed = allowed.to(dtype)
+    return (allowed / allowed.sum(-1, keepdim=True).clamp_min(1)).sum(-2)
+
+
+def fair_share_of(
+    stream: Stream, first: int, last: int, allowed: Bool[Tensor, "#B r stop"]
+) -> Float[Tensor, "#B stop"]:
+    """As `fair_share`, without the pairs if all earlier keys are seen: then it is harmonic."""
+    if stream.mask is not None or stream.real is not None:
+        return fair_share(allowed, stream.key.dtype)
+    stop = allowed.shape[-1]
+    rows = 1 / torch.arange(stop - last + first + 1, stop + 1).to(stream.key)
+    # a key of the block is seen from its own row on, an earlier one by all of them
+    own = rows.flip(0).cumsum(0).flip(0)
+    return torch.cat([own[:1].expand(stop - len(own)), own])[None]
+
+
+def close_block(stream: Stream, account: Account, ends: bool | Bool[Tensor, "B"]) -> Account:
+    """The column step at the end of a block: `lam` times the log of wanted over received."""
+    if ends is False:
+        return account
+    prior = torch.full_like(account.wanted, stream.prior)
+    ratio = (account.wanted + prior).log() - torch.logaddexp(account.received, prior.log())
+    bias = stream.lam[:, None] * ratio
+    if isinstance(ends, Tensor):
+        bias = torch.where(ends[:, None], bias, account.bias)
+    return account._replace(bias=bias)
+
+
+def join(rows: Sequence[Tensor], stream: Stream) -> Float[Tensor, "B n e"]:
+    """The rows of all pieces; without a row, nothing."""
+    if rows:
+        return torch.cat(list(rows), 1)
+    return stream.query @ stream.key.mT @ stream.value
+
+
+def _mask_of(stream: Stream, first: int, last: int, stop: int) -> Tensor | None:
+    if stream.mask is None:
+        return None
+    mask = stream.mask.expand(-1, stream.query.shape[1], stream.key.shape[1])
+    return mask[:, first:last, :stop][stream.mask_index]
