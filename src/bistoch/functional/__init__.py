@@ -10,6 +10,7 @@ from bistoch.functional._backend import BackendUnavailableError as BackendUnavai
 from bistoch.functional._operator import Operator as Operator
 from bistoch.functional._operator import check_options as check_options
 from bistoch.functional._operator import parse_operator as parse_operator
+from bistoch.functional._operator import read_call as read_call
 from bistoch.functional.anneal import anneal_attention, anneal_plan
 from bistoch.functional.delta import delta_attention, delta_plan
 from bistoch.functional.elastic import BACKENDS as ELASTIC_BACKENDS

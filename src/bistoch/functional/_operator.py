@@ -86,7 +86,7 @@ def parse_operator(text: str, operators: Mapping[str, Operator]) -> tuple[Operat
     >>> row.name, options
     ('elastic', {'lam': 0.5})
     """
-    name, options = _read_call(text)
+    name, options = read_call(text)
     if name not in operators:
         known = ", ".join(operators)
         raise ValueError(f"operator: unknown name {name!r} in {text!r}; known are {known}")
@@ -102,9 +102,20 @@ def check_options(name: str, options: Mapping[str, Any], known: Mapping[str, Any
             )
 
 
-def _read_call(text: str) -> tuple[str, dict[str, Any]]:
+def read_call(
+    text: str, what: str = "operator", example: str = "elastic(lam=0.5, iters=5)"
+) -> tuple[str, dict[str, Any]]:
+    """Read "name" or "name(option=value, ...)"; the values are literals, nothing is evaluated.
+
+    Args:
+        text: what to read.
+        what, example: what it names and how one is written, for the error sentence.
+
+    >>> read_call("vit(depth=2, patch=(4, 28))", "model", "vit(depth=2)")
+    ('vit', {'depth': 2, 'patch': (4, 28)})
+    """
     if not isinstance(text, str):
-        raise TypeError(f"operator: must be text such as 'elastic(lam=0.5)', but it is {text!r}")
+        raise TypeError(f"{what}: must be text such as {example!r}, but it is {text!r}")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         if isinstance(tree, ast.Name):
@@ -118,6 +129,5 @@ def _read_call(text: str) -> tuple[str, dict[str, Any]]:
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         pass
     raise ValueError(
-        f"operator: cannot read {text!r}; write a name with literal options, "
-        'for example "elastic(lam=0.5, iters=5)"'
+        f'{what}: cannot read {text!r}; write a name with literal options, for example "{example}"'
     )

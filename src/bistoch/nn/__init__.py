@@ -1,6 +1,7 @@
 """Learned parts: projections, heads and a learnable elasticity around one functional call."""
 
 from bistoch.nn.attention import Attention as Attention
+from bistoch.nn.block import Block as Block
 from bistoch.nn.build import build_operator as build_operator
 from bistoch.nn.circuits import Quantum as Quantum
 from bistoch.nn.gaussian import GaussianAttention as GaussianAttention

@@ -1,0 +1,73 @@
+"""From the name of a model and the text of an operator to a model."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal
+
+from torch import nn
+
+from bistoch.functional import check_options, read_call
+from bistoch.nn import OperatorModule
+
+Kind = Literal["images", "points", "text", "tokens", "corpus", "series"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A row of the table of models.
+
+    `config` is the class of its sizes, `model` is made from one of these and an operator. `data`
+    are the kinds of data it takes, and `sizes` the fields of `config` that the data decide.
+    """
+
+    config: type[Any]
+    model: type[nn.Module]
+    data: tuple[Kind, ...]
+    sizes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Options of a model under a name of their own, and where they come from."""
+
+    model: str
+    options: Mapping[str, Any]
+    source: str
+
+
+def make_config(
+    text: str, models: Mapping[str, Model], presets: Mapping[str, Preset], **options: Any
+) -> tuple[Model, Any]:
+    """The row and the config of "name" or "name(option=value, ...)", a model or a preset.
+
+    Later words win: the preset first, then the options in the text, then those given by name.
+    """
+    name, written = read_call(text, "model", "vit(depth=2, dim=128)")
+    if name not in models and name not in presets:
+        known = ", ".join([*models, *presets])
+        raise ValueError(f"model: unknown name {name!r} in {text!r}; known are {known}")
+    row = models[presets[name].model if name in presets else name]
+    known_fields = {field.name: field for field in fields(row.config)}
+    preset = presets[name].options if name in presets else {}
+    wanted = {**preset, **written, **options}
+    check_options(name, wanted, known_fields)
+    required = [f.name for f in known_fields.values() if f.default is MISSING]
+    if lacking := [field for field in required if field not in wanted]:
+        raise TypeError(
+            f"{name}: {' and '.join(lacking)} must be given, since the data decide; write for "
+            f'example build_model("{name}", {lacking[0]}=...)'
+        )
+    # JSON has no tuples: a config that was saved brings lists
+    wanted = {k: tuple(v) if isinstance(v, list) else v for k, v in wanted.items()}
+    return row, row.config(**wanted)
+
+
+def operators(model: nn.Module) -> dict[str, OperatorModule]:
+    """The operators of a model by the names of their modules.
+
+    >>> import bistoch
+    >>> operators(bistoch.nn.Block(8, heads=2, operator="elastic(lam=0.5)"))
+    {'attention.operator': elastic(lam=0.5)}
+    """
+    named = model.named_modules()
+    return {name: module for name, module in named if isinstance(module, OperatorModule)}

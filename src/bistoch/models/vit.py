@@ -1,0 +1,139 @@
+"""A vision Transformer: a picture cut into patches or stripes, with the operator of your choice."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bistoch.functional import _inputs
+from bistoch.nn import Block
+from bistoch.nn.heads import check_division
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """The sizes of a `ViT`.
+
+    Args:
+        image: height and width of a picture.
+        classes: how many classes there are.
+        channels: numbers per pixel, 1 for grey.
+        patch: height and width of a patch. One as wide as the picture is a stripe.
+        depth, dim, heads: blocks, features of a token, heads of a block.
+        mlp: hidden features of a block's network in units of `dim`; 0 for attention only.
+        pool: "cls" reads the answer from a token of its own, "mean" from the mean of all tokens.
+        dropout: probability of dropping an entry of what attention or the network returns.
+    """
+
+    image: tuple[int, int]
+    classes: int
+    channels: int = 1
+    patch: tuple[int, int] = (4, 4)
+    depth: int = 4
+    dim: int = 128
+    heads: int = 4
+    mlp: int = 2
+    pool: Literal["cls", "mean"] = "cls"
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("classes", "channels", "depth"):
+            _inputs.check_count("ViT", name, getattr(self, name), least=1)
+        check_division("ViT", "dim", self.dim, "heads", self.heads)
+        _inputs.check_choice("ViT", "pool", self.pool, ("cls", "mean"))
+        if not _fits(self.image, self.patch):
+            raise ValueError(
+                "ViT: image and patch must be (height, width), and patches must fill the image, "
+                f"but image is {self.image} and patch is {self.patch}; a stripe of four rows is "
+                "for example patch=(4, 28)"
+            )
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """How many patches lie below each other, and side by side."""
+        return self.image[0] // self.patch[0], self.image[1] // self.patch[1]
+
+
+class ViT(nn.Module):
+    """A classifier of pictures: patches become tokens, blocks let them attend to each other.
+
+    **Mean pooling and balance.** A doubly stochastic plan keeps the mean of what it moves,
+    mean(P v) = mean(v). If nothing but a linear map follows, mean pooling returns the same for
+    every such plan: with `pool="mean"` and `mlp=0` the last attention does not matter at all, and
+    its queries and keys receive no gradient. With a network behind it, only what that network
+    bends is left of it. Use the class token, the default, to compare balanced operators.
+
+    Args:
+        config: its sizes.
+        operator: text or module for `bistoch.nn.Attention`; every block has its own.
+
+    >>> import torch
+    >>> config = ViTConfig(image=(28, 28), classes=10, patch=(4, 28), depth=2, heads=1)
+    >>> model = ViT(config, "elastic(lam=0.5)")
+    >>> model(torch.rand(3, 28, 28)).shape
+    torch.Size([3, 10])
+
+    Reference: Dosovitskiy et al., An image is worth 16x16 words, ICLR 2021.
+    """
+
+    def __init__(self, config: ViTConfig, operator: str | nn.Module = "softmax") -> None:
+        super().__init__()
+        self.config = config
+        height, width = config.patch
+        self.embed = nn.Linear(height * width * config.channels, config.dim)
+        has_class = config.pool == "cls"
+        tokens = config.grid[0] * config.grid[1] + has_class
+        self.place = nn.Parameter(0.02 * torch.randn(tokens, config.dim))
+        # the class token is its place: one vector more would be added to the same
+        self.has_class = has_class
+        self.blocks = nn.ModuleList(
+            Block(config.dim, config.heads, operator, mlp=config.mlp, dropout=config.dropout)
+            for _ in range(config.depth)
+        )
+        self.norm = nn.LayerNorm(config.dim)
+        self.classify = nn.Linear(config.dim, config.classes)
+
+    def forward(self, images: Float[Tensor, "b ..."]) -> Float[Tensor, "b classes"]:
+        """The scores of the classes.
+
+        Args:
+            images: (batch, height, width, channels); the last axis may be missing if it is one.
+        """
+        x = self.embed(self.cut(images))
+        if self.has_class:
+            x = nn.functional.pad(x, (0, 0, 1, 0))
+        x = x + self.place
+        for block in self.blocks:
+            x = block(x)
+        # pooled before the norm, which is then the same for both ways
+        x = x[:, 0] if self.has_class else x.mean(-2)
+        return self.classify(self.norm(x))
+
+    def cut(self, images: Float[Tensor, "b ..."]) -> Float[Tensor, "b patches pixels"]:
+        """The patches of pictures, row by row, each as one vector."""
+        config = self.config
+        _inputs.check_floating("ViT", "images", images, axes="(batch, height, width)", rank=3)
+        if images.ndim == 3:
+            images = images[..., None]
+        wanted = (*config.image, config.channels)
+        if images.ndim != 4 or images.shape[1:] != wanted:
+            raise ValueError(
+                f"ViT: images must be (batch, height, width, channels) = (batch, "
+                f"{', '.join(map(str, wanted))}), but their shape is {tuple(images.shape)}; build "
+                "the model for that image and channels, or resize the images"
+            )
+        (rows, columns), (height, width) = config.grid, config.patch
+        x = images.unflatten(2, (columns, width)).unflatten(1, (rows, height))
+        return x.transpose(2, 3).flatten(3).flatten(1, 2).flatten(2)
+
+
+def _fits(image: tuple[int, int], patch: tuple[int, int]) -> bool:
+    pairs = all(
+        isinstance(size, tuple) and len(size) == 2 and all(isinstance(n, int) for n in size)
+        for size in (image, patch)
+    )
+    return pairs and all(
+        0 < small <= large and large % small == 0 for large, small in zip(image, patch, strict=True)
+    )

@@ -1,0 +1,77 @@
+"""One block of a Transformer: attention, then a network that sees every token alone."""
+
+import copy
+from typing import Literal
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from bistoch.functional import _inputs
+from bistoch.nn.attention import Attention
+
+
+class Block(nn.Module):
+    """Attention and a small network, each beside a skip and before or after a norm.
+
+        x = x + attention(norm(x)),  x = x + mlp(norm(x))           norm="before"
+        x = norm(x + attention(x)),  x = norm(x + mlp(x))           norm="after"
+
+    Args:
+        dim: features of a token.
+        heads: number of heads.
+        operator: as for `bistoch.nn.Attention`. A module is copied, so that blocks made from the
+            same one do not share what it learns.
+        mlp: hidden features of the network, in units of `dim`; 0 leaves the network out.
+        norm: "before" or "after", where the norms stand.
+        dropout: probability of dropping an entry of what either part returns.
+
+    >>> import torch
+    >>> block = Block(16, heads=2, operator="elastic(lam=0.5)")
+    >>> block(torch.randn(3, 7, 16)).shape
+    torch.Size([3, 7, 16])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        operator: str | nn.Module = "softmax",
+        *,
+        mlp: int = 2,
+        norm: Literal["before", "after"] = "before",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        _inputs.check_count("Block", "mlp", mlp)
+        _inputs.check_choice("Block", "norm", norm, ("before", "after"))
+        self.norm_first = norm == "before"
+        self.attention_norm = nn.LayerNorm(dim)
+        self.attention = Attention(dim, heads, copy.deepcopy(operator), dropout=dropout)
+        self.mlp_norm = nn.LayerNorm(dim) if mlp else None
+        self.mlp = feed_forward(dim, mlp * dim, dropout) if mlp else None
+
+    def forward(
+        self, x: Float[Tensor, "*b n dim"], mask: Bool[Tensor, "*b n"] | None = None
+    ) -> Float[Tensor, "*b n dim"]:
+        """The tokens after the block; `mask` is True where a token is real."""
+        if self.norm_first:
+            x = x + self.attention(self.attention_norm(x), query_mask=mask)
+        else:
+            x = self.attention_norm(x + self.attention(x, query_mask=mask))
+        if self.mlp is None or self.mlp_norm is None:
+            return x
+        if self.norm_first:
+            return x + self.mlp(self.mlp_norm(x))
+        return self.mlp_norm(x + self.mlp(x))
+
+
+def feed_forward(dim: int, hidden: int, dropout: float = 0.0) -> nn.Sequential:
+    """A network of one hidden layer for every token alone.
+
+    >>> len(feed_forward(8, 16))
+    5
+    """
+    return nn.Sequential(
+        nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(dropout),
+        nn.Linear(hidden, dim), nn.Dropout(dropout),
+    )  # fmt: skip
