@@ -12,8 +12,13 @@ from bistoch.lab.train.loop import Moment as Moment
 from bistoch.lab.train.loop import fit as fit
 from bistoch.lab.train.ranks import Ranks as Ranks
 from bistoch.lab.train.ranks import joined_ranks as joined_ranks
+from bistoch.lab.train.open import open_task as open_task
 from bistoch.lab.train.recipe import Recipe as Recipe
 from bistoch.lab.train.recipe import rate_at as rate_at
 from bistoch.lab.train.score import evaluate as evaluate
 from bistoch.lab.train.task import Batch as Batch
 from bistoch.lab.train.task import Task as Task
+from bistoch.lab.train.setup import Setup as Setup
+from bistoch.lab.train.setup import new_model as new_model
+from bistoch.lab.train.setup import restore_run as restore_run
+from bistoch.lab.train.setup import train_one as train_one

@@ -143,5 +143,5 @@ def _digest(tensors: dict[str, Tensor], words: str) -> str:
     for name in sorted(tensors):
         x = tensors[name]
         found.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
-        found.update(memoryview(x.reshape(-1).view(torch.uint8).numpy()))
+        found.update(x.reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()

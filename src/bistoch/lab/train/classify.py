@@ -37,6 +37,7 @@ class Classify:
         self.name, self.kind, self.classes = data.name, data.kind, data.classes
         self.samples, self.labels = splits_of(data, hold_out)
         self.sizes = _sizes(data)
+        self.facts: dict[str, Any] = {"classes": list(data.classes)}
 
     def count(self, split: str) -> int:
         """The number of samples of a split."""
@@ -56,7 +57,7 @@ class Classify:
 
 
 def encode_arrays(kind: str, samples: np.ndarray) -> tuple[Tensor, ...]:
-    """Pictures from uint8 to [-1, 1], points to float32, tokens to int64.
+    """Pictures from uint8 to [-1, 1], points to float32, tokens to numbers from 1 on: 0 is padding.
 
     >>> encode_arrays("images", np.array([[[0, 255]]], np.uint8))
     (tensor([[[-1.,  1.]]]),)
@@ -64,7 +65,7 @@ def encode_arrays(kind: str, samples: np.ndarray) -> tuple[Tensor, ...]:
     x = torch.from_numpy(np.ascontiguousarray(samples))
     if kind == "images":
         return (x.float() / 127.5 - 1,)
-    return (x.float() if kind == "points" else x.long(),)
+    return (x.float() if kind == "points" else x.long() + 1,)
 
 
 def splits_of(data: Dataset, hold_out: bool) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -101,11 +102,8 @@ def _sizes(data: Dataset) -> dict[str, Any]:
         shape = data.x_train.shape
         sizes |= {"image": (shape[1], shape[2]), "channels": shape[3] if len(shape) == 4 else 1}
     elif data.kind == "points":
-        sizes |= {"points": data.x_train.shape[1], "features": data.x_train.shape[2]}
+        sizes |= {"coordinates": data.x_train.shape[2]}
     elif data.kind == "tokens":
-        every = (data.x_train, data.x_test)
-        sizes |= {
-            "vocabulary": 1 + max(int(x.max()) for x in every),
-            "length": data.x_train.shape[1],
-        }
+        # one more, for padding
+        sizes |= {"vocabulary": 2 + max(int(x.max()) for x in (data.x_train, data.x_test))}
     return sizes

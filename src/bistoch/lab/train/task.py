@@ -1,7 +1,8 @@
 """What is learned: batches of data as a model takes them, a loss, and a score."""
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
@@ -13,7 +14,7 @@ class Batch(NamedTuple):
     inputs: tuple[Tensor, ...]
     target: Tensor
 
-    def to(self, device: object) -> "Batch":
+    def to(self, device: torch.device) -> "Batch":
         """The same on a device."""
         return Batch(tuple(x.to(device) for x in self.inputs), self.target.to(device))
 
@@ -21,11 +22,17 @@ class Batch(NamedTuple):
 class Task(Protocol):
     """Data with a question.
 
+    `sizes` is what the data decide of a model, under the names of its config. `facts` is what must
+    be known to use the model without the data, as JSON.
+
     `score_name` says what the score is, `larger_is_better` which way it is better. Splits are
     "train", "test", and "valid" if some samples are held out to choose by.
     """
 
     name: str
+    kind: str
+    sizes: dict[str, Any]
+    facts: dict[str, Any]
     score_name: str
     larger_is_better: bool
 
