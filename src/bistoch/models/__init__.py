@@ -12,11 +12,28 @@ from bistoch.models.build import Model as Model
 from bistoch.models.build import Preset as Preset
 from bistoch.models.build import make_config
 from bistoch.models.build import operators as operators
+from bistoch.models.forecast import ForecastConfig as ForecastConfig
+from bistoch.models.forecast import Forecaster as Forecaster
+from bistoch.models.lm import LanguageConfig as LanguageConfig
+from bistoch.models.lm import LanguageModel as LanguageModel
+from bistoch.models.points import PointConfig as PointConfig
+from bistoch.models.points import PointTransformer as PointTransformer
+from bistoch.models.sets import SetConfig as SetConfig
+from bistoch.models.sets import SetTransformer as SetTransformer
+from bistoch.models.text import TextConfig as TextConfig
+from bistoch.models.text import TextEncoder as TextEncoder
 from bistoch.models.vit import ViT as ViT
 from bistoch.models.vit import ViTConfig as ViTConfig
 
 MODELS = MappingProxyType({
     "vit": Model(ViTConfig, ViT, ("images",), ("image", "channels", "classes")),
+    "set_transformer": Model(SetConfig, SetTransformer, ("points",), ("coordinates", "classes")),
+    "point_transformer": Model(
+        PointConfig, PointTransformer, ("points",), ("coordinates", "classes")
+    ),
+    "text": Model(TextConfig, TextEncoder, ("text", "tokens"), ("vocabulary", "classes")),
+    "lm": Model(LanguageConfig, LanguageModel, ("corpus",), ("vocabulary",)),
+    "forecast": Model(ForecastConfig, Forecaster, ("series",), ("channels",)),
 })  # fmt: skip
 
 PRESETS = MappingProxyType({
@@ -26,6 +43,33 @@ PRESETS = MappingProxyType({
         {"image": (28, 28), "patch": (4, 28), "classes": 10, "depth": 2, "dim": 128, "heads": 1,
          "mlp": 1},
         "Born et al. 2025, QDSFormer, FashionMNIST and MNIST",
+    ),
+    # attention alone; the published patches were squares of 1, 2, 4, 7, 14 and 28 pixels
+    "vit_attention_only": Preset(
+        "vit",
+        {"image": (28, 28), "patch": (7, 7), "classes": 10, "depth": 1, "dim": 128, "heads": 1,
+         "mlp": 0},
+        "Sander et al. 2022, Sinkformers, MNIST",
+    ),
+    "set_sinkformer": Preset(
+        "set_transformer",
+        {"depth": 2, "dim": 256, "heads": 4, "inducing": 16, "seeds": 1, "dropout": 0.5},
+        "Sander et al. 2022, Sinkformers, ModelNet40",
+    ),
+    "text_sinkformer": Preset(
+        "text",
+        {"classes": 2, "depth": 6, "dim": 256, "heads": 8, "mlp": 4, "norm": "after",
+         "pool": "max", "dropout": 0.1},
+        "Sander et al. 2022, Sinkformers, IMDb",
+    ),
+    "text_small": Preset(
+        "text", {"depth": 2, "dim": 64, "heads": 4, "mlp": 2}, "this library, IMDb and SST-2"
+    ),
+    "forecast_etth1": Preset(
+        "forecast",
+        {"channels": 7, "lookback": 96, "depth": 2, "dim": 512, "extend": 16, "mlp": 1,
+         "dropout": 0.2},
+        "Yue et al. 2025, OLinear, ETTh1",
     ),
 })  # fmt: skip
 
