@@ -15,18 +15,15 @@ from torch import nn
 from bistoch.lab.files import write_whole
 from bistoch.lab.train.checkpoint import CheckpointError, load_checkpoint, load_weights, part
 from bistoch.lab.train.loop import CHECKPOINT, Fitted, Moment, fit
+from bistoch.lab.train.open import check_model
 from bistoch.lab.train.order import borrowed_randomness, seed_all
 from bistoch.lab.train.ranks import Ranks
 from bistoch.lab.train.recipe import Recipe
+from bistoch.lab.train.running import Forecast
 from bistoch.lab.train.task import Task
-from bistoch.models import MODELS, PRESETS, build_model
+from bistoch.models import Forecaster, build_model
 
 CONFIG = "config.json"
-# the model of each kind of data, where none is named
-USUAL = {
-    "images": "vit", "points": "set_transformer", "text": "text", "tokens": "text", "corpus": "lm",
-    "series": "forecast",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,26 +55,15 @@ class Trained(NamedTuple):
 
 def new_model(setup: Setup, task: Task) -> nn.Module:
     """The model before training: for one seed all operators start from the same weights."""
-    row = row_of(setup.model)
-    if task.kind not in row.data:
-        fitting = ", ".join(name for name, other in MODELS.items() if task.kind in other.data)
-        raise ValueError(
-            f"train: the model {setup.model} takes {' or '.join(row.data)}, but {task.name} is "
-            f"{task.kind}; for that there {'is' if fitting else 'is no model'} {fitting}".rstrip()
-        )
-    sizes = {name: task.sizes[name] for name in row.sizes}
+    names = check_model(setup.model, task.kind, task.name)
+    sizes = {name: task.sizes[name] for name in names}
     with borrowed_randomness():
         seed_all("weights", setup.seed)
-        return build_model(setup.model, setup.operator, **sizes)
-
-
-def row_of(model: str) -> Any:
-    """The row of the table that the text of a model names, itself or through a preset."""
-    name = model.split("(")[0].strip()
-    if name not in MODELS and name not in PRESETS:
-        known = ", ".join([*MODELS, *PRESETS])
-        raise ValueError(f"train: unknown model {name!r}; known are {known}")
-    return MODELS[PRESETS[name].model if name in PRESETS else name]
+        model = build_model(setup.model, setup.operator, **sizes)
+    if isinstance(model, Forecaster) and isinstance(task, Forecast):
+        # its axes come from the data, not from gradients
+        model.fit_axes(task.values, train_rows=task.train_rows)
+    return model
 
 
 def train_one(
