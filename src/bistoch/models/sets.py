@@ -140,9 +140,10 @@ class PMA(nn.Module):
 
     **One seed and balance.** A plan with one row that sums to one and m equal columns is 1/m
     everywhere, whatever the scores: a single balanced query is mean pooling, and its seed, queries
-    and keys learn nothing. So pooling has an operator of its own, by default softmax, and one seed
-    with an operator that weighs columns is refused. From two seeds on balance means something: all
-    points are used equally in total, and the seeds share them out.
+    and keys learn nothing. Elastic balance of a single query is softmax((1 - lam) scores), another
+    temperature. So pooling has an operator of its own, by default softmax, and one seed with an
+    operator that weighs columns is refused. From two seeds on balance means something: all points
+    are used equally in total, and the seeds share them out.
 
     Args:
         dim: features of a point.
@@ -156,7 +157,7 @@ class PMA(nn.Module):
     >>> PMA(16, heads=2, seeds=1, operator="sinkhorn")
     Traceback (most recent call last):
     ...
-    ValueError: PMA: with seeds=1 the balanced operator 'sinkhorn' is the plain mean ...
+    ValueError: PMA: seeds=1 leaves the balanced operator 'sinkhorn' nothing to share out: ...
     """
 
     def __init__(self, dim: int, heads: int, seeds: int, operator: str | nn.Module = "softmax"):
@@ -188,6 +189,7 @@ def _refuse_single_query(layer: str, name: str, count: int, operator: nn.Module)
     row = getattr(operator, "row", None)
     if count == 1 and row is not None and row.columns != "free":
         raise ValueError(
-            f"{layer}: with {name}=1 the balanced operator {row.name!r} is the plain mean over "
-            f"points, whatever it learns; use {name}=2 or more, or softmax for this layer"
+            f"{layer}: {name}=1 leaves the balanced operator {row.name!r} nothing to share out: it "
+            "flattens the only row towards the plain mean over points; use "
+            f"{name}=2 or more, or softmax for this layer"
         )
