@@ -11,8 +11,7 @@ import torch
 from bistoch.lab.compare.look import measure
 from bistoch.lab.compare.plan import Comparison, cell_folder
 from bistoch.lab.compare.timing import time_steps
-from bistoch.lab.files import write_whole
-from bistoch.lab.reproduce.study import digest
+from bistoch.lab.files import digest, write_whole
 from bistoch.lab.train import DivergedError, Moment, Setup, Task, evaluate, train_one
 from bistoch.lab.train.task import watched_split
 

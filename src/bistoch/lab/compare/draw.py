@@ -53,6 +53,7 @@ def draw_curves(curves: Mapping[str, Mapping[str, np.ndarray]], panels: Mapping[
                       markersize=2.5, linewidth=1.4)  # fmt: skip
             axes.fill_between(epochs, values.min(0), values.max(0), color=colours[operator],
                               alpha=0.15, linewidth=0)  # fmt: skip
+        axes.xaxis.get_major_locator().set_params(integer=True)
         _dress(axes, title, "epoch")
     _legend(figure, len(curves))
     return figure
@@ -77,7 +78,8 @@ def draw_layers(found: Mapping[str, Mapping[str, np.ndarray]], panels: Mapping[s
             axes.plot(layers, values.mean(0), color=colours[operator], label=operator, marker="o",
                       markersize=3.5, linewidth=1.4)  # fmt: skip
             axes.set_xticks(layers)
-        axes.set_ylim(bottom=0)
+        top = max(float(numbers[name].max()) for numbers in found.values())
+        axes.set_ylim(0, 1.08 * top or 1.0)
         _dress(axes, title, "layer")
     _legend(figure, len(found))
     return figure
@@ -88,11 +90,12 @@ def draw_loads(loads: Mapping[str, np.ndarray]) -> Any:
     colours = colours_of(list(loads))
     figure = new_figure((3.0 * len(loads), 2.5))
     top = max(float(counts.max()) for counts in loads.values())
+    widths = np.diff([*EDGES, EDGES[-1] + 0.1])
     for place, (operator, counts) in enumerate(loads.items(), 1):
         axes = figure.add_subplot(1, len(loads), place)
-        axes.bar(EDGES, counts, width=EDGES[1], align="edge", color=colours[operator])
+        axes.bar(EDGES, counts, width=widths, align="edge", color=colours[operator])
         axes.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
-        axes.set(xlim=(0, EDGES[-1] + EDGES[1]), ylim=(0, 1.05 * top))
+        axes.set(xlim=(0, EDGES[-1] + 0.1), ylim=(0, 1.05 * top))
         _dress(axes, _short(operator), "column mass over its share")
         axes.set_yticks([])
     figure.tight_layout()

@@ -14,8 +14,8 @@ from bistoch.nn import OperatorModule
 
 # samples that are looked at
 SAMPLES = 48
-# the load of a column: from nothing to four times its share and more
-EDGES = [i / 10 for i in range(41)]
+# the load of a column, from nothing to four times its share and more; an even one is no border
+EDGES = [0.0, *(i / 10 + 0.05 for i in range(41))]
 
 
 @dataclass

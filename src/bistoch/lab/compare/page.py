@@ -29,6 +29,7 @@ class Found(NamedTuple):
     times: Mapping[str, Any]
     command: str
     notes: Sequence[str] = ()
+    tables: Mapping[str, tuple[tuple[str, ...], list[tuple[str, ...]]]] = {}
 
 
 class _Both:
@@ -77,6 +78,8 @@ def write_report(found: Found, folder: Path) -> Path:
     for note in found.notes:
         page.text(note)
     page.text(_intro(found))
+    for caption, (head, lines) in found.tables.items():
+        page.table(head, lines, caption)
     page.table(*score_table(found.rows, task, found.times), _caption(found))
     for row in found.rows:
         for cell in row.diverged:

@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bistoch.functional import OPERATORS, parse_operator
-from bistoch.lab.reproduce.study import digest
+from bistoch.lab.files import digest
 from bistoch.lab.train import Recipe, Setup, Task
 
-USUAL = ("softmax", "sinkhorn", "elastic(learn='head')")
+USUAL = ("softmax", "sinkhorn", "elastic(lam=0.5, learn='head')")
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def score_table(
     head = ("operator", f"test {task.score_name}{percent}", "each seed", "test loss",
             "step, over softmax", "parameters", "learning rate")  # fmt: skip
     seconds = times["seconds"]
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for row in rows:
         scores = row.test(task.score_name)
         each = " ".join(score_text([score], task) for score in scores)
@@ -95,7 +95,7 @@ def layer_table(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, .
     """One line per operator and layer: what attention does there."""
     head = ("operator", "layer", "entropy", "largest sink score", "largest column mass",
             "effective rank after")  # fmt: skip
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for row in rows:
         numbers = {name: row.layers(name).mean(0) for name in LAYERED} if row.cells else {}
         for layer in range(len(numbers.get("entropy", ()))):

@@ -5,6 +5,7 @@
 
 from types import MappingProxyType
 
+from bistoch.lab.reproduce.qdsformer import run_qdsformer
 from bistoch.lab.reproduce.rank_decay import run_rank_decay
 from bistoch.lab.reproduce.sinks import run_sinks
 from bistoch.lab.reproduce.study import Settings as Settings
@@ -12,6 +13,13 @@ from bistoch.lab.reproduce.study import Study as Study
 from bistoch.lab.reproduce.zero_training import run_zero_training
 
 STUDIES = MappingProxyType({
+    "qdsformer-fashion": Study(
+        name="qdsformer-fashion",
+        question="Does balance help a small vision Transformer, and how much of it is enough?",
+        source="Born et al., QDSFormer, NeurIPS 2025, arXiv 2504.16275",
+        run=run_qdsformer,
+        seeds=(0, 1, 2),
+    ),
     "rank-decay": Study(
         name="rank-decay",
         question="Does balanced attention keep more directions alive with depth than softmax?",

@@ -34,7 +34,8 @@ class Classify:
     score_name, larger_is_better = "accuracy", True
 
     def __init__(self, data: Dataset, *, hold_out: bool = False):
-        self.name, self.kind, self.classes = data.name, data.kind, data.classes
+        self.name, self.classes = data.name, data.classes
+        self.kind: str = data.kind
         self.samples, self.labels = splits_of(data, hold_out)
         self.sizes = _sizes(data)
         self.facts: dict[str, Any] = {"classes": list(data.classes)}

@@ -1,6 +1,6 @@
 """From the name of a data set to a task: one door for every kind of data."""
 
-from bistoch.lab.data import Corpus, Dataset, Series, load
+from bistoch.lab.data import DATASETS, Corpus, Dataset, Series, load
 from bistoch.lab.train.classify import Classify
 from bistoch.lab.train.running import WINDOW, Forecast, NextCharacter
 from bistoch.lab.train.sentences import LONGEST, Sentences
@@ -62,3 +62,15 @@ def check_model(model: str, kind: str, name: str) -> tuple[str, ...]:
             f"{fitting}, for example"
         )
     return row.sizes
+
+
+def usual_model(data: str) -> str:
+    """The model for data, where none is named.
+
+    >>> usual_model("shapes")
+    'set_transformer'
+    """
+    kind = DATASETS[data].kind if data in DATASETS else load(data).kind
+    if kind not in USUAL:
+        raise ValueError(f"train: no model here learns from {data}, which is {kind}")
+    return USUAL[kind]

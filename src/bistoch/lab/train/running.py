@@ -73,7 +73,7 @@ class NextCharacter:
 
 
 class Forecast:
-    """Windows of a series, scaled by the mean and deviation of train; the score is the square error.
+    """Windows of a series, scaled as train is; the score is the mean square error.
 
     Args:
         data: what was loaded.

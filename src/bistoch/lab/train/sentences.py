@@ -25,8 +25,8 @@ class Sentences:
         hold_out: whether to hold out a tenth of train, always the same, if there is no valid split.
         length: words that are read of a text; what follows is cut off.
 
-    >>> data = Dataset("mine", "text", ["so good", "bad"], np.array([1, 0]), ["good"], np.array([1]),
-    ...     ("no", "yes"))
+    >>> y = np.array([1, 0])
+    >>> data = Dataset("mine", "text", ["so good", "bad"], y, ["good"], y[:1], ("no", "yes"))
     >>> task = Sentences(data)
     >>> task.sizes, task.batch("train", torch.tensor([0, 1])).inputs
     ({'classes': 2, 'vocabulary': 5}, (tensor([[4, 3],
@@ -34,21 +34,26 @@ class Sentences:
     """
 
     score_name, larger_is_better = "accuracy", True
-    kind: Literal["text"] = "text"
+    kind: str = "text"
 
     def __init__(self, data: Dataset, *, hold_out: bool = False, length: int = LONGEST):
         self.name, self.classes = data.name, data.classes
         self.texts, self.labels = splits_of(data, hold_out)
-        vocabulary = Vocabulary.from_texts(self.texts["train"], size=KNOWN)
+        self.facts: dict[str, Any] = {"classes": list(data.classes), "length": length}
+        self._read(Vocabulary.from_texts(self.texts["train"], size=KNOWN))
+
+    def read_with(self, unit: Literal["word", "character"], pieces: Sequence[str]) -> None:
+        """Read all texts with the vocabulary of a trained model instead of their own."""
+        self._read(Vocabulary(unit, tuple(pieces)))
+
+    def _read(self, vocabulary: Vocabulary) -> None:
+        length = self.facts["length"]
         self.encoded = {
             split: [encode_text(vocabulary, text, length) for text in texts]
             for split, texts in self.texts.items()
         }
-        self.sizes = {"classes": len(data.classes), "vocabulary": len(vocabulary)}
-        self.facts: dict[str, Any] = {
-            "classes": list(data.classes), "length": length, "unit": vocabulary.unit,
-            "pieces": list(vocabulary.pieces),
-        }  # fmt: skip
+        self.sizes = {"classes": len(self.classes), "vocabulary": len(vocabulary)}
+        self.facts |= {"unit": vocabulary.unit, "pieces": list(vocabulary.pieces)}
 
     def count(self, split: str) -> int:
         """The number of texts of a split."""

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import nn
 
@@ -86,7 +86,7 @@ def train_one(
     model = new_model(setup, task)
     config = {
         "setup": asdict(setup), "kind": task.kind, "name": task.name,
-        "model": asdict(model.config), "facts": task.facts,
+        "model": asdict(cast(Any, model.config)), "facts": task.facts,
         "samples": {split: task.count(split) for split in ("train", "valid", "test")},
     }  # fmt: skip
     if ranks is None or ranks.leads:
