@@ -27,14 +27,14 @@ from bistoch.lab.train import (
 RECIPE = Recipe(epochs=3, batch=5, rate=1e-2)
 
 
-class Killed(Exception):
+class KilledError(Exception):
     pass
 
 
 def killer(step):
     def watch(moment):
         if moment.step == step:
-            raise Killed
+            raise KilledError
 
     return watch
 
@@ -58,7 +58,7 @@ def test_a_killed_run_goes_on_bit_by_bit(small, tmp_path, step, patience):
     whole, killed, again = small.Noisy(), small.Noisy(), small.Noisy(seed=7)
     fitted = fit(whole, task, recipe, folder=tmp_path / "whole", seed=3)
     # a checkpoint after every step, and then the run dies; what goes on starts from other weights
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         fit(killed, task, recipe, folder=tmp_path / "b", seed=3, watch=killer(step), save_every=0)
     other = fit(again, task, recipe, folder=tmp_path / "b", seed=3)
     assert other.curve == fitted.curve
@@ -73,7 +73,7 @@ def test_a_killed_run_goes_on_bit_by_bit(small, tmp_path, step, patience):
 
 def test_a_run_killed_before_a_checkpoint_starts_again_without_a_trace(small, tmp_path):
     task = small.make_task()
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         fit(small.Noisy(), task, RECIPE, folder=tmp_path / "b", watch=killer(13))
     model, other = small.Noisy(), small.Noisy()
     fit(model, task, RECIPE, folder=tmp_path / "b")
@@ -130,13 +130,13 @@ def test_a_damaged_checkpoint_is_a_sentence(small, tmp_path, damage):
         content[place : place + 1] = b"1" if content[place : place + 1] != b"1" else b"2"
     new = {"cut": content[: len(content) // 2], "empty": b"", "text": b"hello" * 20}
     path.write_bytes(new.get(damage, content))
-    with pytest.raises(CheckpointError, match="is damaged or no checkpoint of bistoch.*remove it"):
+    with pytest.raises(CheckpointError, match=r"is damaged or no checkpoint of bistoch.*remove it"):
         fit(small.Noisy(), small.make_task(), RECIPE, folder=tmp_path)
 
 
 def test_a_checkpoint_of_another_model_is_a_sentence(small, tmp_path):
     fit(small.Noisy(), small.make_task(), RECIPE, folder=tmp_path)
-    with pytest.raises(CheckpointError, match="belongs to another model: 0.bias does not fit"):
+    with pytest.raises(CheckpointError, match=r"belongs to another model: 0.bias does not fit"):
         fit(torch.nn.Sequential(torch.nn.Linear(3, 3)), small.make_task(), RECIPE, folder=tmp_path)
 
 
@@ -159,7 +159,9 @@ def test_a_gradient_that_is_no_number_stops_before_it_is_used(small, tmp_path):
     model = small.Noisy()
     model.head.weight.register_hook(lambda gradient: gradient * torch.inf)
     before = small.weights(model)
-    with pytest.raises(DivergedError, match="the gradient has the norm.*head.weight is not finite"):
+    with pytest.raises(
+        DivergedError, match=r"the gradient has the norm.*head.weight is not finite"
+    ):
         fit(model, small.make_task(), RECIPE, folder=tmp_path)
     assert small.same(before, small.weights(model))
 
