@@ -1,5 +1,6 @@
 """Operators on equal terms: a stopped comparison goes on, a finished one is only read."""
 
+import io
 import json
 import re
 
@@ -17,6 +18,12 @@ from bistoch.lab.train import Moment, Recipe, Setup, new_model, open_task
 QUIET = Console(quiet=True)
 MODEL = "vit(patch=(3,5), depth=2, dim=8, heads=2)"
 RECIPE = Recipe(epochs=2, batch=8, rate=1e-2)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(look, "SAMPLES", 5)
+    monkeypatch.setattr("bistoch.lab.compare.timing.ROUNDS", 1)
 
 
 def run(*words):
@@ -37,7 +44,8 @@ def pictures(tmp_path):
 def test_a_comparison_ends_with_two_reports(pictures, tmp_path):
     operators = ("softmax", "elastic(lam=0.5, learn='head')")
     result = run("compare", *operators, "--data", pictures, "--model", MODEL, "--seeds", 2,
-                 "--epochs", 2, "--batch", 8, "--rate", 0.01, "--out", tmp_path / "out")  # fmt: skip
+                 "--epochs", 2, "--batch", 8, "--rate", 0.01, "--out",
+                 tmp_path / "out")  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert f"report: {tmp_path / 'out' / 'report.html'}" in result.stdout
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
@@ -61,18 +69,28 @@ def test_a_comparison_ends_with_two_reports(pictures, tmp_path):
 
 def test_finished_cells_are_not_trained_again_and_missing_ones_are(pictures, tmp_path, monkeypatch):
     comparison = Comparison(pictures, MODEL, ("softmax", "sinkhorn"), (0,), RECIPE)
-    page = run_compare(comparison, tmp_path / "out", QUIET, command="")
-    first = page.read_text(encoding="utf-8")
+    task = open_task(pictures)
+
+    def all_of(what):
+        return list(cells.run_all(what, task, tmp_path, tensorboard=False, watch=None))
+
+    first, times = all_of(comparison), cells.time_once(comparison, task, tmp_path)
 
     def fail(*args, **kwargs):
         raise RuntimeError("trained again")
 
     monkeypatch.setattr(cells, "train_one", fail)
     monkeypatch.setattr(cells, "time_steps", fail)
-    assert run_compare(comparison, tmp_path / "out", QUIET, command="").read_text() == first
-    more = Comparison(pictures, MODEL, ("softmax", "sinkhorn"), (0, 1), RECIPE)
-    with pytest.raises(RuntimeError, match="trained again"):
-        run_compare(more, tmp_path / "out", QUIET, command="")
+    assert all_of(comparison) == first
+    assert cells.time_once(comparison, task, tmp_path) == times
+    assert times["seconds"].keys() == {"softmax", "sinkhorn"}
+    # one more seed, another recipe, other data: each is another run
+    for other in (
+        Comparison(pictures, MODEL, ("softmax", "sinkhorn"), (0, 1), RECIPE),
+        Comparison(pictures, MODEL, ("softmax",), (0,), Recipe(epochs=3, batch=8, rate=1e-2)),
+    ):
+        with pytest.raises(RuntimeError, match="trained again"):
+            all_of(other)
 
 
 def test_an_interrupted_comparison_goes_on(pictures, tmp_path):
@@ -132,9 +150,8 @@ def test_numbers_of_attention_tell_balance(pictures):
     balanced, free, learned = found["sinkhorn(iters=200)"], *(found[k] for k in list(found)[::2])
     assert balanced["peak"] == pytest.approx([1, 1], abs=1e-3)
     assert min(free["peak"]) > 1.001
-    # four patches and the class token... and with five keys an even share is a fifth
-    keys = 1 + 2
-    assert balanced["sink"] == pytest.approx([1 / keys] * 2, abs=1e-3)
+    # two patches and the class token
+    assert balanced["sink"] == pytest.approx([1 / 3] * 2, abs=1e-3)
     assert sum(free["loads"]) == pytest.approx(1)
     assert balanced["loads"][look.EDGES.index(0.95)] == pytest.approx(1)
     assert learned["lam"] == {f"blocks.{i}.attention.operator": [0.25] * 2 for i in range(2)}
@@ -152,7 +169,7 @@ def test_what_is_measured_does_not_change_the_model(pictures):
 def test_the_board_shows_every_operator_and_where_it_is(pictures, tmp_path):
     comparison = Comparison(pictures, MODEL, ("softmax", "sinkhorn"), (0,), RECIPE)
     task = open_task(pictures)
-    console = Console(width=120, record=True, force_terminal=True, file=open("/dev/null", "w"))
+    console = Console(width=120, record=True, force_terminal=True, file=io.StringIO())
     with live.board(comparison, task, console) as board:
         for cell in cells.run_all(comparison, task, tmp_path, tensorboard=False, watch=None):
             board.finish(cell)
@@ -165,9 +182,12 @@ def test_the_board_shows_every_operator_and_where_it_is(pictures, tmp_path):
 
 def test_a_board_without_a_terminal_writes_lines(pictures, tmp_path):
     comparison = Comparison(pictures, MODEL, ("softmax",), (0,), RECIPE)
-    with (tmp_path / "said").open("w") as said:
-        run_compare(comparison, tmp_path / "out", Console(file=said, width=120), command="")
-    assert "softmax, seed 0, rate 0.01: " in (tmp_path / "said").read_text()
+    said, task = io.StringIO(), open_task(pictures)
+    with live.board(comparison, task, Console(file=said, width=120)) as board:
+        for cell in cells.run_all(comparison, task, tmp_path, tensorboard=False, watch=board.step):
+            board.finish(cell)
+    assert said.getvalue().startswith("softmax, seed 0, rate 0.01: ")
+    assert len(said.getvalue().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -202,8 +222,17 @@ def test_the_eight_token_study(tmp_path, monkeypatch):
     # the smoke run as it is, on fewer pictures
     small = Recipe(epochs=1, batch=2000, schedule="constant", warmup=0.0)
     monkeypatch.setattr(qdsformer, "SMOKE", small)
-    monkeypatch.setattr(look, "SAMPLES", 2)
-    monkeypatch.setattr("bistoch.lab.compare.timing.ROUNDS", 1)
+
+    def open_part(data):
+        task = open_task(data)
+        for split in ("train", "test"):
+            task.samples[split], task.labels[split] = (
+                task.samples[split][:30],
+                task.labels[split][:30],
+            )
+        return task
+
+    monkeypatch.setattr(qdsformer, "open_task", open_part)
     for name in list(qdsformer.OPERATORS)[2:]:
         monkeypatch.delitem(qdsformer.OPERATORS, name)
     page = STUDIES["qdsformer-fashion"].run(settings, QUIET).read_text(encoding="utf-8")

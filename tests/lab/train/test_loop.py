@@ -159,9 +159,7 @@ def test_a_gradient_that_is_no_number_stops_before_it_is_used(small, tmp_path):
     model = small.Noisy()
     model.head.weight.register_hook(lambda gradient: gradient * torch.inf)
     before = small.weights(model)
-    with pytest.raises(
-        DivergedError, match=r"the gradient has the norm.*head.weight is not finite"
-    ):
+    with pytest.raises(DivergedError, match=r"has the norm.*head.weight is not finite"):
         fit(model, small.make_task(), RECIPE, folder=tmp_path)
     assert small.same(before, small.weights(model))
 

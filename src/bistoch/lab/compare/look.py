@@ -12,10 +12,10 @@ from bistoch.lab.train import Task
 from bistoch.models import operators
 from bistoch.nn import OperatorModule
 
-# samples that are looked at
-SAMPLES = 48
+# samples that are looked at, and how many of them at once
+SAMPLES, AT_ONCE = 48, 8
 # the load of a column, from nothing to four times its share and more; an even one is no border
-EDGES = [0.0, *(i / 10 + 0.05 for i in range(41))]
+EDGES = [0.0, *((2 * i + 1) / 20 for i in range(41))]
 
 
 @dataclass
@@ -29,16 +29,22 @@ class Seen:
 
 @torch.no_grad()
 def see(model: nn.Module, task: Task, rows: range) -> Seen:
-    """Send test samples through a model, each alone, so that no padding is among them."""
+    """Send test samples through a model; texts each alone, so that no padding is among them."""
     model.eval()
     seen = Seen([], [], [])
-    for row in rows:
-        batch = task.batch("test", torch.tensor([row]))
-        with capture(model, budget=1 << 29) as found:
-            model(*batch.inputs)
+    for some in torch.tensor(rows).split(1 if task.kind == "text" else max(len(rows), 1)):
+        with capture(model, budget=1 << 30, problems=None) as found:
+            model(*task.batch("test", some).inputs)
         seen.names = [plan.name for plan in found.plans]
-        seen.plans.append([plan.plan.flatten(0, -4)[0].float() for plan in found.plans])
-        seen.states.append([state.state[0].float() for state in found.states])
+        for place in range(len(some)):
+            # a plan that is the same for all samples has no axis for them
+            seen.plans.append([
+                (plan.plan[place] if plan.plan.ndim > 3 else plan.plan).float().reshape(
+                    -1, *plan.plan.shape[-2:]
+                )
+                for plan in found.plans
+            ])  # fmt: skip
+            seen.states.append([state.state[place].float() for state in found.states])
     return seen
 
 
@@ -51,26 +57,34 @@ def measure(model: nn.Module, task: Task) -> dict[str, Any]:
     `lam` is what was learned, by layer and head.
     """
     causal = task.kind == "corpus"
-    seen = see(model, task, range(min(SAMPLES, task.count("test"))))
-    found: dict[str, Any] = {"layers": seen.names}
-    numbers: dict[str, list[float]] = {n: [] for n in ("entropy", "sink", "peak", "gini")}
+    rows: list[list[dict[str, float]]] = []
+    ranks: list[Tensor] = []
     counts = torch.zeros(len(EDGES), dtype=torch.float64)
-    for layer in range(len(seen.names)):
-        rows = [_of_plan(plans[layer], causal) for plans in seen.plans]
-        for name in numbers:
-            numbers[name].append(sum(row[name] for row in rows) / len(rows))
-        for plans in seen.plans:
-            loads = _loads(plans[layer], causal).flatten()
-            places = torch.bucketize(loads, torch.tensor(EDGES), right=True) - 1
-            counts += torch.bincount(places.clamp(0, len(EDGES) - 1), minlength=len(EDGES))
-    depth = min((len(states) for states in seen.states), default=0)
-    ranks = [
-        torch.stack([metrics.effective_rank(states[i]) for states in seen.states]).mean().item()
-        for i in range(depth)
-    ]
-    found |= numbers | {"rank": ranks, "loads": (counts / counts.sum().clamp_min(1)).tolist()}
+    names: list[str] = []
+    many = range(min(SAMPLES, task.count("test")))
+    # some at a time: plans of long sequences are large
+    for start in many[::AT_ONCE]:
+        seen = see(model, task, many[start : start + AT_ONCE])
+        names = seen.names
+        for plans, states in zip(seen.plans, seen.states, strict=True):
+            rows.append([_of_plan(plan, causal) for plan in plans])
+            ranks.append(torch.stack([metrics.effective_rank(state) for state in states]))
+            for plan in plans:
+                counts += _count_loads(_loads(plan, causal).flatten())
+    found: dict[str, Any] = {
+        name: [sum(row[layer][name] for row in rows) / len(rows) for layer in range(len(names))]
+        for name in ("entropy", "sink", "peak", "gini")
+    }
+    found["layers"] = names
+    found["rank"] = torch.stack(ranks).mean(0).tolist()
+    found["loads"] = (counts / counts.sum().clamp_min(1)).tolist()
     found["lam"] = learned_lam(model)
     return found
+
+
+def _count_loads(loads: Float[Tensor, "columns"]) -> Float[Tensor, "bins"]:
+    places = torch.bucketize(loads, torch.tensor(EDGES), right=True) - 1
+    return torch.bincount(places.clamp(0, len(EDGES) - 1), minlength=len(EDGES)).double()
 
 
 def learned_lam(model: nn.Module) -> dict[str, list[float]]:

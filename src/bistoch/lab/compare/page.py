@@ -59,9 +59,9 @@ class _Both:
         self.lines += ["", *([caption, ""] if caption else [])]
 
     def figure(self, name: str, figure: Any, caption: str) -> None:
-        self.report.figure(figure, caption)
         content = io.BytesIO()
         figure.savefig(content, format="png", dpi=110, bbox_inches="tight")
+        self.report.image(content.getvalue(), caption)
         self.folder.joinpath("figures").mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / "figures" / f"{name}.png", content.getvalue())
         self.lines += [f"![{caption}](figures/{name}.png)", ""]

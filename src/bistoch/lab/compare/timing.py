@@ -13,7 +13,7 @@ from bistoch.lab.train.loop import make_optimizer
 ROUNDS, WARM_UP = 9, 2
 
 
-def time_steps(comparison: Comparison, task: Task, rounds: int = ROUNDS) -> dict[str, Any]:
+def time_steps(comparison: Comparison, task: Task) -> dict[str, Any]:
     """Seconds of a training step (forward, backward, update), the best of several rounds.
 
     Softmax is always among them, as what the others are compared with.
@@ -35,7 +35,7 @@ def time_steps(comparison: Comparison, task: Task, rounds: int = ROUNDS) -> dict
 
     best = dict.fromkeys(names, float("inf"))
     with torch.random.fork_rng(devices=()):
-        for turn in range(WARM_UP + rounds):
+        for turn in range(WARM_UP + ROUNDS):
             for name, (model, optimizer) in models.items():
                 seconds = step(model, optimizer)
                 if turn >= WARM_UP:
