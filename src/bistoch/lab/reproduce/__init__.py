@@ -13,13 +13,6 @@ from bistoch.lab.reproduce.study import Study as Study
 from bistoch.lab.reproduce.zero_training import run_zero_training
 
 STUDIES = MappingProxyType({
-    "qdsformer-fashion": Study(
-        name="qdsformer-fashion",
-        question="Does balance help a small vision Transformer, and how much of it is enough?",
-        source="Born et al., QDSFormer, NeurIPS 2025, arXiv 2504.16275",
-        run=run_qdsformer,
-        seeds=(0, 1, 2),
-    ),
     "rank-decay": Study(
         name="rank-decay",
         question="Does balanced attention keep more directions alive with depth than softmax?",
@@ -37,6 +30,13 @@ STUDIES = MappingProxyType({
         question="How much of a trained sentence encoder is left when balance is swapped in?",
         source="this library, on all-MiniLM-L6-v2 (Reimers, Gurevych, EMNLP 2019)",
         run=run_zero_training,
+    ),
+    "qdsformer-fashion": Study(
+        name="qdsformer-fashion",
+        question="Does balance help a small vision Transformer, and how much of it is enough?",
+        source="Born et al., QDSFormer, NeurIPS 2025, arXiv 2504.16275",
+        run=run_qdsformer,
+        seeds=(0, 1, 2),
     ),
 })  # fmt: skip
 
