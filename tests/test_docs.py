@@ -36,6 +36,14 @@ def test_every_operator_has_a_page_and_a_row(operator):
     assert f"(operators/{operator}.md)" in index
 
 
+# elastic has chapters instead
+@pytest.mark.parametrize("operator", [name for name in bistoch.OPERATORS if name != "elastic"])
+def test_every_page_answers_the_same_questions(operator):
+    text = (DOCS / "operators" / f"{operator}.md").read_text(encoding="utf-8")
+    for part in ("**Cost.**", "**When to use it.**", "**Limits.**", "```pycon", "\nReference"):
+        assert part in text, f"the page of {operator} lacks {part}"
+
+
 def families(text, heading):
     """The text under the heading of each family, up to the heading of the next."""
     names = dict.fromkeys(row.family for row in bistoch.OPERATORS.values())

@@ -9,9 +9,10 @@ from matplotlib.figure import Figure
 
 from bistoch.lab.reproduce import rank_decay as rank_study
 from bistoch.lab.reproduce.network import LAMS, PARTS
-from bistoch.lab.reproduce.rank_report import COLOURS, decay_order
+from bistoch.lab.reproduce.rank_report import decay_order
 from bistoch.lab.reproduce.sinks import FULL as SINKS
 from bistoch.lab.reproduce.sinks import measure_encoder, measure_lookup
+from bistoch.lab.reproduce.telling import COLOURS
 from bistoch.lab.reproduce.zero_training.page import HEAD, draw, table_rows
 
 

@@ -1,3 +1,4 @@
+import itertools
 import sys
 
 import pytest
@@ -74,3 +75,27 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch, plans):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r'pip install "bistoch\[plot\]"'):
         draw_plans(plans)
+
+
+@pytest.mark.parametrize(
+    "name", ["elastic_monarch(lam=0.5, iters=20)", "delta(" + "window=2, " * 20 + "sink=1)"]
+)
+def test_long_titles_stay_above_their_panels(name):
+    figure = draw_plans({f"{i} {name}": torch.eye(3) for i in range(3)})
+    figure.draw_without_rendering()
+    boxes = [axes.title.get_window_extent() for axes in figure.axes if axes.get_title()]
+    assert len(boxes) == 3
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+    assert all(figure.bbox.x0 <= box.x0 and box.y1 <= figure.bbox.y1 for box in boxes)
+
+
+def test_negative_weights_are_drawn_over_the_others():
+    signed = torch.tensor([[1.0, 0.0], [1.2, -0.2]])
+    axes = axes_of(draw_plans({"signed": signed, "even": torch.full((2, 2), 0.5)}))
+    (over,) = axes["signed"].images[1:]
+    assert over.get_array().mask.tolist() == [[True, True], [True, False]]
+    assert over.get_array()[1, 1] == pytest.approx(0.2)
+    assert axes["signed"].get_xlabel().endswith("red to -0.2")
+    assert len(axes["even"].images) == 1
+    # a column that sums to less than nothing hangs below the line
+    assert axes["signed columns"].get_ylim()[0] == pytest.approx(-0.2)

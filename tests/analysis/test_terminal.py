@@ -81,3 +81,13 @@ def test_nothing_is_drawn_for_no_plan():
 def test_what_is_not_one_matrix_is_refused():
     with pytest.raises(ValueError, match=r"the plan 'odd' must be one matrix"):
         TerminalPlans({"odd": torch.ones(2, 3, 3)})
+
+
+@pytest.mark.parametrize(("encoding", "sign"), [("utf-8", "-"), ("ascii", "~")])
+def test_negative_weights_are_signs_of_their_own(encoding, sign):
+    signed = torch.tensor([[1.0, 0.0], [1.2, -0.2]])
+    lines = render({"signed": signed}, encoding=encoding).splitlines()
+    assert lines[2][2:4] == 2 * sign
+    assert lines[-1].strip() == f"{sign} negative, to -0.2"
+    assert "negative" not in render({"rounding": torch.tensor([[1.0, -1e-9]])})
+    assert "--" in render({"signed": signed}, coloured=True)

@@ -75,6 +75,18 @@ def test_sampling_keeps_leading_axes_and_massless_particles_apart(cloud):
     assert bridge.sample(0.5, 0).shape == (2, 3, 0, 2)
 
 
+def test_short_numbers_come_back_and_empty_clouds_have_empty_ends(cloud):
+    x, y = cloud(7, 2, dtype=torch.float16), cloud(5, 2, seed=1, dtype=torch.float16)
+    bridge = schrodinger_bridge(x, y, 0.5)
+    ends = (bridge.arrival(), bridge.origin(), bridge.displacement(0.5), bridge.sample(0.5, 3))
+    assert {end.dtype for end in ends} == {torch.float16}
+    empty = schrodinger_bridge(cloud(0, 2), cloud(5, 2), 0.5)
+    assert empty.arrival().shape == (0, 2)
+    assert empty.origin().shape == (5, 2)
+    with pytest.raises(ValueError, match=r"Bridge\.sample: count must be 0"):
+        empty.sample(0.5, 3)
+
+
 def test_mistakes_and_missed_tolerances(cloud):
     x, y = cloud(7, 2), cloud(5, 3)
     with pytest.raises(ValueError, match="source and target must agree"):

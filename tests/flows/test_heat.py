@@ -208,6 +208,13 @@ def test_short_numbers_are_computed_in_float32(cloud, dtype):
     torch.testing.assert_close(moved.double(), right, rtol=allowed, atol=allowed)
 
 
+def test_huge_masses_are_as_good_as_small_ones(cloud):
+    x = cloud(7, 2, dtype=torch.float32)
+    for mass in (1e-40, 3e38):
+        found = heat_step(x, 0.5, weights=torch.full((7,), mass))
+        torch.testing.assert_close(found, heat_step(x, 0.5))
+
+
 def test_huge_eps_looks_at_the_mean(cloud):
     x = cloud(13, 2)
     torch.testing.assert_close(barycentric_projection(x, 1e300), x.mean(0).expand(13, 2))
@@ -226,6 +233,8 @@ def test_huge_eps_looks_at_the_mean(cloud):
         ({"weights": torch.zeros(2)}, "must leave every cloud some mass"),
         ({"weights": torch.ones(3)}, r"one mass per particle, \(2,\), but its shape is \(3,\)"),
         ({"potential": torch.zeros(3)}, "potential must hold one finite number per particle"),
+        ({"potential": torch.full((2,), math.inf)}, "particle, but 2 are NaN or infinite"),
+        ({"eps": 1e-40, "particles": torch.tensor([[0.0], [1e-25]])}, "eps must lie between 1.18e"),
         ({"direction": "back"}, "direction must be one of 'heat', 'cluster'"),
         ({"tol": 0.0}, "tol must be a positive number"),
         ({"iters": 0}, "iters must be at least 1"),
@@ -260,3 +269,21 @@ def test_time_is_checked_before_the_first_state():
     with pytest.raises(ValueError, match="heat_flow: time must be zero or positive"):
         heat_flow(torch.zeros(2, 1), -1.0, 0.1)
     assert [s.step for s in heat_flow(torch.zeros(2, 1), 0.0, 0.1)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"lam": 2.0}, "lam must be in"),
+        ({"tol": -1.0}, "tol must be a positive number"),
+        ({"weights": torch.zeros(2)}, "must leave every cloud some mass"),
+        ({"eps": torch.ones(2)}, r"eps must broadcast to the leading axes \*b = \(\)"),
+        ({"eps": 1e-30}, "eps is too small for this cloud"),
+    ],
+)
+def test_a_flow_is_checked_before_the_first_state(change, sentence):
+    options = {"eps": 0.5} | change
+    with pytest.raises(ValueError, match=f"heat_flow: .*{sentence}"):
+        heat_flow(torch.tensor([[0.0], [1.0]]), 1.0, **options)
+    with pytest.raises(TypeError, match="heat_flow: eps must be a number"):
+        heat_flow(torch.zeros(2, 1), 1.0, "0.1")

@@ -1,5 +1,7 @@
 """Mixtures against autograd, quadrature and scipy; distances against POT and known answers."""
 
+import math
+
 import ot
 import pytest
 import torch
@@ -67,6 +69,9 @@ def test_quantiles_invert_the_cdf_and_carry_is_the_probability_flow():
         half = y - 0.25 / count * middle.score(y[:, None])[:, 0] / 2
         y = y - 0.5 / count * middle.score(half[:, None])[:, 0] / 2
     torch.testing.assert_close(law.carry(x, 0.5), y, rtol=0, atol=1e-5)
+    # far to the right, where the share to the left is one in float64
+    far = torch.tensor([11.0, 15.0], dtype=torch.float64)
+    torch.testing.assert_close(law.carry(far, 1.0), -law.carry(-far, 1.0))
 
 
 def test_mixture_mistakes(plane):
@@ -74,6 +79,16 @@ def test_mixture_mistakes(plane):
         gaussian_mixture([1.0], [0.0, 1.0], [1.0, 1.0])
     with pytest.raises(ValueError, match="must be positive"):
         gaussian_mixture([1.0], [0.0], [-1.0])
+    with pytest.raises(ValueError, match="must be finite"):
+        gaussian_mixture([1.0], [math.nan], [1.0])
+    with pytest.raises(ValueError, match="and covariances symmetric"):
+        gaussian_mixture([1.0], [[0.0, 0.0]], torch.tensor([[[1.0, 0.9], [0.0, 1.0]]]))
+    with pytest.raises(ValueError, match="one entry per part"):
+        gaussian_mixture([], [], [])
+    with pytest.raises(ValueError, match="must have 2 coordinates"):
+        plane.score(torch.zeros(3))
+    with pytest.raises(ValueError, match="count must be at least 1"):
+        plane.sample(0)
     with pytest.raises(ValueError, match="on the line only"):
         plane.cdf(torch.zeros(3))
     with pytest.raises(ValueError, match="strictly between 0 and 1"):
@@ -96,6 +111,12 @@ def test_slope_solves_the_fixed_point():
 def test_flow_of_variances():
     assert flow_variance(1.0, 2.0, 0.1)[-1] == pytest.approx(2.9991, abs=5e-5)
     assert len(flow_variance(1.0, 1.0, 0.3)) == 5
+    with pytest.raises(ValueError, match="a variance must be finite and not negative"):
+        step_variance(-1.0, 0.1)
+    with pytest.raises(ValueError, match="flow_variance: eps must be positive"):
+        flow_variance(1.0, 1.0, 0.0)
+    with pytest.raises(ValueError, match="flow_variance: time must be"):
+        flow_variance(1.0, -1.0, 0.1)
     # clusters: the inverse direction shrinks
     assert step_variance(1.0, 0.1, direction="cluster") < 1 < step_variance(1.0, 0.1)
 
@@ -130,3 +151,13 @@ def test_distances_in_space(cloud):
         w2_exact(torch.zeros(5000, 1), torch.zeros(5000, 1))
     with pytest.raises(ValueError, match="must be a list of numbers"):
         w2_line(x, y)
+
+
+def test_distances_are_between_single_clouds(cloud):
+    for first in (cloud(0, 2), cloud(2, 3, 2)):
+        second = cloud(*first.shape[:-2], 5, 2)
+        for distance in (w2_exact, w2_sliced):
+            with pytest.raises(ValueError, match="must be one cloud with a particle or more"):
+                distance(first, second)
+    with pytest.raises(ValueError, match="projections must be at least 1"):
+        w2_sliced(cloud(3, 2), cloud(3, 2), projections=0)

@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
-from torch.profiler import ProfilerActivity, profile
 
 import bistoch
-from bistoch.lab.bench.memory import allocated_by
+from bistoch.lab.bench.memory import allocated_by, largest_allocation
 
 MIB = 1 << 20
 
@@ -232,11 +231,7 @@ def test_memory_is_far_below_a_matrix():
         def step():
             bistoch.delta_attention(q, k, v, tail=64).sum().backward()
 
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-            step()
-        events = recorded.profiler.kineto_results.events()
-        largest = max(event.nbytes() for event in events if event.name() == "[memory]")
-        return largest, allocated_by(step)[1]
+        return largest_allocation(step), allocated_by(step)[1]
 
     (_, small), (largest, large) = train(1024), train(4096)
     # a matrix of all pairs is 64 MiB; the mask of 128 dense rows is 2

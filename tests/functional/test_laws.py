@@ -7,12 +7,16 @@ import pytest
 import torch
 
 import bistoch
+from bistoch.lab.bench.memory import largest_allocation
 
 N, M, D, E = 7, 11, 5, 3
 BATCH = (2, 3)
 
 # options with which seven tokens are enough to see what an operator does
 SMALL = {"delta": {"window": 2, "sink": 1, "stride": 3}}
+
+# options whose defaults follow the length, padding included
+FIXED = {"monarch": {"block": 3}, "elastic_monarch": {"block": 3}, "quantum": {"qubits": 3}}
 
 
 def small(operator):
@@ -178,6 +182,33 @@ def test_a_batch_slot_does_not_feel_its_neighbours(operator):
 
 
 @every_operator
+def test_padding_is_invisible(operator):
+    if operator.masks == "none":
+        pytest.skip("it takes no padding")
+    m = keys_for(operator)
+    queries, keys = 4, m - 3
+    fixed = FIXED.get(operator.name, {})
+    q, k, v = tokens(m=m)
+    q[..., queries:, :], k[..., keys:, :], v[..., keys:, :] = 1e3, -1e3, 1e3
+    padded = [t.requires_grad_() for t in (q, k, v)]
+    alone = [t.detach()[..., :size, :].clone().requires_grad_()
+             for t, size in zip(padded, (queries, keys, keys), strict=True)]  # fmt: skip
+    real = {"query_mask": torch.arange(N) < queries, "key_mask": torch.arange(m) < keys}
+    together, wanted = (
+        operator.attention(*t, **fixed, **hidden) for t, hidden in ((padded, real), (alone, {}))
+    )
+    assert not together[..., queries:, :].any()
+    torch.testing.assert_close(together[..., :queries, :], wanted)
+    for result in (together, wanted):
+        result.square().sum().backward()
+    for one, other in zip(padded, alone, strict=True):
+        if other.grad is not None:
+            size = other.shape[-2]
+            torch.testing.assert_close(one.grad[..., :size, :], other.grad)
+            assert not one.grad[..., size:, :].any()
+
+
+@every_operator
 def test_a_causal_promise_is_kept(operator):
     # an operator that cannot hide pairs is causal by itself, or not at all
     causal = torch.ones(N, N, dtype=torch.bool).tril()
@@ -199,6 +230,25 @@ def test_dtype_is_kept(operator, dtype):
     q, k, v = tokens(m=keys_for(operator), dtype=dtype)
     assert operator.attention(q, k, v).dtype == dtype
     assert operator.plan(q, k).dtype == dtype
+
+
+@every_operator
+def test_autocast_changes_nothing(operator):
+    q, k, v = tokens(m=keys_for(operator), dtype=torch.float32)
+    plan, result = operator.plan(q, k), operator.attention(q, k, v)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(operator.plan(q, k), plan)
+        torch.testing.assert_close(operator.attention(q, k, v), result)
+
+
+@every_operator
+def test_tokens_without_features_have_a_plan(operator):
+    q, k, v = tokens(m=keys_for(operator))
+    q, k = q[..., :0], k[..., :0]
+    plan = operator.plan(q, k)
+    assert plan.isfinite().all()
+    torch.testing.assert_close(operator.attention(q, k, v), plan @ v)
+    assert operator.attention(q, k, v[..., :0]).shape == (*BATCH, N, 0)
 
 
 @every_operator
@@ -270,6 +320,18 @@ def test_masked_rows_have_zero_gradient(operator):
         assert not k.grad[~seen].any()
         assert not q.grad[~seeing].any()
         assert q.grad[0, 1, 3].any()
+
+
+@every_operator
+def test_memory_is_what_the_table_promises(operator):
+    # the defaults, since a window of two tokens is never a matrix
+    attention = bistoch.OPERATORS[operator.name].attention
+    n = 2048 if operator.matrix_free else 32
+    q, k, v = (t.requires_grad_() for t in tokens(n, n, dtype=torch.float32, batch=()))
+    few = {"iters": 3} if "iters" in operator.options() else {}
+    largest = largest_allocation(lambda: attention(q, k, v, **few).sum().backward())
+    # a promise that is not made is one that is not kept
+    assert largest < n * n * 4 / 8 if operator.matrix_free else largest >= n * n * 4
 
 
 @every_operator

@@ -8,10 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.profiler import ProfilerActivity, profile
 
 import bistoch
-from bistoch.lab.bench.memory import allocated_by
+from bistoch.lab.bench.memory import allocated_by, largest_allocation
 
 MIB = 1 << 20
 
@@ -250,13 +249,6 @@ def test_the_gradient_is_the_same_whether_steps_are_kept_or_computed_again(monke
     again = torch.autograd.grad(attend(q, k, v, eps).square().sum(), (q, k, v, eps))
     torch.testing.assert_close(again, kept)
     assert torch.autograd.gradcheck(attend, (q, k, v, eps), fast_mode=True)
-
-
-def largest_allocation(call):
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        call()
-    events = recorded.profiler.kineto_results.events()
-    return max(event.nbytes() for event in events if event.name() == "[memory]")
 
 
 @pytest.mark.parametrize("name", ["monarch", "elastic_monarch"])

@@ -232,3 +232,11 @@ def test_mistakes_are_told(name, options, sentence):
         row.attention(x, x, x, **options)
     with pytest.raises(ValueError, match=f"^{name}_plan: {sentence}"):
         row.plan(x, x, **options)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_row_of_nan_stays_its_own_trouble(name):
+    query = torch.tensor([[1.0, 2.0, 0.0], [torch.nan] * 3])
+    plan = getattr(bistoch, f"{name}_plan")(query, torch.eye(3))
+    assert plan[0].isfinite().all()
+    assert plan[1].isnan().all()

@@ -110,7 +110,7 @@ def test_a_text_is_an_implementation(build):
 def test_some_heads_only(build):
     model, words = build("bert"), inputs("bert")
     everything = convert(copy.deepcopy(model), "elastic(iters=5)", lam=[0.0, 0.6, 0.0, 1.0])
-    some = convert(model, "elastic(iters=5)", heads=[3, 1], lam=[0.6, 1.0])
+    some = convert(model, "elastic(iters=5)", heads=[3, 1], lam=[1.0, 0.6])
     real = words["attention_mask"].bool()
     torch.testing.assert_close(
         run(some, words)[real], run(everything, words)[real], atol=2e-5, rtol=1e-4
@@ -327,6 +327,12 @@ def test_a_converted_model_compiles(build):
         ({"heads": [4]}, ValueError, "must be different numbers from 0 to 3"),
         ({"heads": [1, 1]}, ValueError, "but they are [1, 1]"),
         ({"heads": []}, ValueError, "at least one"),
+        ({"operator": "elastic", "lam": "half"}, TypeError, "one for each of 4 heads"),
+        (
+            {"operator": "elastic", "lam": {0: 0.5}, "heads": {1: [0]}},
+            ValueError,
+            "must name a layer in common",
+        ),
     ],
 )
 def test_a_mistake_is_a_sentence_and_changes_nothing(build, arguments, error, sentence):

@@ -85,6 +85,9 @@ def test_the_page_of_inspect(tmp_path, monkeypatch):
 
 
 def test_the_page_of_the_zero_training_study(tmp_path):
+    from rich.console import Console
+
+    from bistoch.lab.reproduce.study import Settings
     from bistoch.lab.reproduce.zero_training.page import write_report
 
     rows = [
@@ -99,7 +102,8 @@ def test_the_page_of_the_zero_training_study(tmp_path):
         "model": "m", "smoke": True, "iters": 10, "rows": rows,
         "time": {"seconds": 1.0, "threads": 1, "ratios": {"softmax": 1.0}},
     }  # fmt: skip
-    check(write_report(tmp_path, found), tmp_path, pictures=1)
+    page = write_report(tmp_path, found, Settings(tmp_path, smoke=True), Console(quiet=True))
+    check(page, tmp_path, pictures=1)
 
 
 def test_the_page_of_a_comparison(tmp_path):

@@ -61,6 +61,8 @@ def test_it_is_saved_and_loaded(tmp_path):
     [
         ("{", "not a vocabulary, since it is not JSON"),
         ("[]", "expected a JSON object of form"),
+        (json.dumps({"form": "bistoch vocabulary 1", "unit": "word", "pieces": [*SPECIAL, [3]]}),
+         "every piece must be text, but one is"),
         (json.dumps({"form": "bistoch vocabulary 1", "unit": "word", "pieces": ["a"]}),
          "must start with <pad>, <unk>"),
         (json.dumps({"form": "bistoch vocabulary 1", "unit": "word",

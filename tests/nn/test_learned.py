@@ -59,7 +59,7 @@ def test_mixing_is_normlin_and_learns():
 
 def test_mixing_per_head_and_for_other_numbers_of_keys():
     q, k, v = tokens(2, 3)
-    mixing = build_operator("mixing(tokens=7, keys=5, each_head=True)", heads=3)
+    mixing = build_operator("mixing(tokens=7, keys=5, learn='head')", heads=3)
     assert mixing.weight.shape == (3, 7, 5)
     assert mixing(q, k, v).shape == (2, 3, 7, 4)
     plan = mixing.plan(q, k)
@@ -78,7 +78,7 @@ def test_mixing_per_head_and_for_other_numbers_of_keys():
         "sink(eps=0.5, learn='head', heads=4)",
         "mixing()",
         "mixing(tokens=5, lam=0.5)",
-        "mixing(tokens=5, keys=3, iters=3, each_head=True, heads=4)",
+        "mixing(tokens=5, keys=3, iters=3, learn='head', heads=4)",
     ],
 )
 def test_a_module_prints_as_the_text_that_builds_it(text):
@@ -102,8 +102,8 @@ def test_state_dict_round_trip():
         (lambda: Sink(learn="all"), "Sink: learn must be one of 'none', 'head'"),
         (lambda: Sink(logit=float("nan"), learn="head", heads=2), "Sink: logit must be finite"),
         (lambda: Mixing(tokens=0), "Mixing: tokens must be at least 1"),
-        (lambda: Mixing(keys=3), "Mixing: keys and each_head describe a weight"),
-        (lambda: Mixing(tokens=3, each_head=True), "Mixing: each_head=True needs heads"),
+        (lambda: Mixing(keys=3), "Mixing: keys and learn='head' describe a weight"),
+        (lambda: Mixing(tokens=3, learn="head"), "Mixing: learn='head' needs heads"),
     ],
 )
 def test_mistakes_are_told(make, sentence):

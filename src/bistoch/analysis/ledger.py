@@ -6,6 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+# how far below zero a weight may be by rounding, in single precision
+ROUNDING = 1e-6
+
 
 class Ledger(NamedTuple):
     """A plan with its row sums, its column sums, and the sum every column would have in balance."""
@@ -14,6 +17,11 @@ class Ledger(NamedTuple):
     rows: Float[Tensor, "n"]
     columns: Float[Tensor, "m"]
     target: float
+
+    @property
+    def has_negative(self) -> bool:
+        """Whether some weight is below zero by more than rounding."""
+        return self.plan.min().item() < -ROUNDING
 
 
 def read_ledger(name: str, plan: Float[Tensor, "..."]) -> Ledger:

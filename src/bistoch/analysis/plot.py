@@ -1,9 +1,11 @@
 """Pictures of plans. Functions here take data and return a figure; saving is up to the caller."""
 
 import math
+import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 OVERLOADED, IN_REACH, NEGLECTED = "#d55e00", "#8a8a8a", "#56b4e9"
 INK, RULE = "#222222", "#b8b8b8"
 # one hue from light to dark, read by its lightness alone; an empty cell is paper
-COLOURS = "Blues"
+COLOURS, NEGATIVE = "Blues", "Reds"
 # columns beyond this share of their target are coloured as overloaded or neglected
 REACH = 0.1
 PER_LINE = 4
@@ -24,13 +26,16 @@ PER_LINE = 4
 # the page, in inches: margins, then the parts of a panel
 LEFT, RIGHT, EDGE, GAP = 0.42, 0.72, 0.06, 0.28
 TITLE, BARS, CAPTION, WIDTH, SIDE, PAD = 0.3, 0.62, 0.3, 2.3, 0.17, 0.05
+# titles: the sizes of letters in points, and how wide one is for its size, rounded up to pixels
+LARGE, SMALL, LETTER = 11, 7.5, 0.67
 
 
 def draw_plans(plans: Mapping[str, Float[Tensor, "n m"]]) -> "matplotlib.figure.Figure":
     """Plans side by side, each under the bars of its column sums and beside those of its row sums.
 
     All panels share one scale of colours and one of bars. A dashed line marks the balanced column
-    sum n/m: bars well above it are orange, well below it light blue, close to it grey.
+    sum n/m: bars well above it are orange, well below it light blue, close to it grey. Negative
+    weights are red, on a scale of their own, since they are small.
 
     Args:
         plans: one matrix per label.
@@ -58,17 +63,22 @@ def draw_plans(plans: Mapping[str, Float[Tensor, "n m"]]) -> "matplotlib.figure.
         return figure.add_axes(box, label=label)
 
     heaviest = max(ledger.plan.max().item() for ledger in ledgers.values()) or 1.0
+    deepest = min(ledger.plan.min().item() for ledger in ledgers.values())
     tallest = max(ledger.columns.max().item() for ledger in ledgers.values()) or 1.0
+    lowest = min(0.0, *(ledger.columns.min().item() for ledger in ledgers.values()))
     for number, (name, ledger) in enumerate(ledgers.items()):
         left = LEFT + (number % per_line) * panel_width
         bottom = page[1] - EDGE - (1 + number // per_line) * panel_height + CAPTION
         plan = place(left, bottom, WIDTH, height, name)
         columns = place(left, bottom + height + PAD, WIDTH, BARS, f"{name} columns")
         rows = place(left + WIDTH + PAD, bottom, SIDE, height, f"{name} rows")
-        image = _draw_plan(plan, ledger, heaviest)
-        _draw_columns(columns, ledger, tallest)
+        image = _draw_plan(plan, ledger, heaviest, deepest)
+        _draw_columns(columns, ledger, lowest, tallest)
         _draw_rows(rows, ledger)
-        columns.set_title(name, fontsize=11, color=INK, pad=5, fontfamily="monospace")
+        title, size = _fit_title(name, panel_width - PAD)
+        columns.set_title(
+            title, fontsize=size, color=INK, pad=5, fontfamily="monospace", linespacing=1.0
+        )
         if number % per_line == 0:
             plan.set_ylabel("queries", fontsize=9, color=INK)
             columns.set_yticks([ledger.target], [f"{ledger.target:.3g}"], fontsize=8, color=INK)
@@ -87,24 +97,38 @@ def _import_matplotlib() -> Any:
     return matplotlib.figure
 
 
-def _draw_plan(axes: Any, ledger: Ledger, heaviest: float) -> Any:
+def _fit_title(name: str, width: float) -> tuple[str, float]:
+    """A title that stays above its own panel, and the size of its letters."""
+    lines = textwrap.wrap(name, int(72 * width / (LETTER * SMALL)), max_lines=2) or [name]
+    longest = max(1, *(len(line) for line in lines))
+    size = SMALL if len(lines) > 1 else min(LARGE, 72 * width / (LETTER * longest))
+    return "\n".join(lines), size
+
+
+def _draw_plan(axes: Any, ledger: Ledger, heaviest: float, deepest: float) -> Any:
     from matplotlib.colors import PowerNorm
 
     # small weights are many and tell much: the root lifts them off the paper
     norm = PowerNorm(0.6, vmin=0, vmax=heaviest)
     image = axes.imshow(ledger.plan.numpy(), cmap=COLOURS, norm=norm, aspect="auto")
     low, high = ledger.columns.min().item(), ledger.columns.max().item()
-    axes.set_xlabel(f"column sums {low:.2f} to {high:.2f}", fontsize=9, color=INK, labelpad=4)
+    caption = f"column sums {low:.2f} to {high:.2f}"
+    if ledger.has_negative:
+        below = -ledger.plan.masked_fill(ledger.plan >= 0, torch.nan).numpy()
+        norm = PowerNorm(0.6, vmin=0, vmax=-deepest)
+        axes.imshow(below, cmap=NEGATIVE, norm=norm, aspect="auto")
+        caption += f", red to {ledger.plan.min().item():.2g}"
+    axes.set_xlabel(caption, fontsize=9, color=INK, labelpad=4)
     _tidy(axes, keep=("left", "right", "top", "bottom"))
     return image
 
 
-def _draw_columns(axes: Any, ledger: Ledger, tallest: float) -> None:
+def _draw_columns(axes: Any, ledger: Ledger, lowest: float, tallest: float) -> None:
     totals = ledger.columns.tolist()
     colours = [_bar_colour(total, ledger.target) for total in totals]
     axes.bar(range(len(totals)), totals, width=0.84, color=colours)
     axes.axhline(ledger.target, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
-    axes.set(xlim=(-0.5, len(totals) - 0.5), ylim=(0, 1.04 * max(tallest, ledger.target)))
+    axes.set(xlim=(-0.5, len(totals) - 0.5), ylim=(lowest, 1.04 * max(tallest, ledger.target)))
     _tidy(axes, keep=("bottom",))
 
 

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from torch import Tensor
 
-from bistoch.analysis.ledger import Ledger, read_ledger
+from bistoch.analysis.ledger import ROUNDING, Ledger, read_ledger
 
 # from empty to full: in colours, dark to bright so that colour-blind eyes read it too, or in shades
 COLOURS = (
@@ -21,6 +21,8 @@ COLOURS = (
 )  # fmt: skip
 SHADES, ASCII_SHADES = " ░▒▓█", " .:-=+*#%@"
 BARS, ASCII_BARS = " ▁▂▃▄▅▆▇█", " .:|"
+# a weight below zero is a sign of its own
+NEGATIVE, ASCII_NEGATIVE = "-", "~"
 BAR_LINES = 3
 OVERLOADED, IN_REACH, NEGLECTED = "#e69f00", "#9a9a9a", "#56b4e9"
 # columns beyond this share of their target are called overloaded or neglected
@@ -35,7 +37,8 @@ class TerminalPlans:
     """Plans side by side as shaded blocks: row sums at the right, column sums as bars below.
 
     A renderable of `rich`: print it on a `rich.console.Console`. It sets as many plans on a line as
-    the console is wide, and shades with characters where there are no colours.
+    the console is wide, and shades with characters where there are no colours. Weights below zero
+    are minus signs.
 
     Args:
         plans: one matrix per label; all share one scale of shades and one of bars.
@@ -104,12 +107,22 @@ class _Pen(NamedTuple):
         uneven = high > (1 + REACH) * ledger.target
         text.append("columns ", style="dim")
         text.append(f"{low:.2f} to {high:.2f}", style=OVERLOADED if uneven else "")
+        if ledger.has_negative:
+            text.append(f"\n{self.negative} negative, to ", style="dim")
+            text.append(f"{ledger.plan.min().item():.2g}")
         return text
+
+    @property
+    def negative(self) -> str:
+        return ASCII_NEGATIVE if self.ascii_only else NEGATIVE
 
     def shade(self, text: Text, weight: float) -> None:
         # small weights are many and tell much: a root lifts them out of the dark
         level = min(max(weight / self.heaviest, 0), 1) ** (0.5 if self.coloured else 0.7)
-        if self.coloured:
+        if weight < -ROUNDING:
+            style = Style(color=NEGLECTED, bgcolor=COLOURS[0]) if self.coloured else None
+            text.append(self.negative * self.cell, style)
+        elif self.coloured:
             text.append(" " * self.cell, Style(bgcolor=_pick(COLOURS, level)))
         else:
             text.append(_pick(ASCII_SHADES if self.ascii_only else SHADES, level) * self.cell)

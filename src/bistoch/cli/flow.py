@@ -1,6 +1,6 @@
 """The verbs that move particles: `bistoch flow gaussian`, `mixture`, `fashion`, `points` and more.
 
-Every run shows its progress, goes on where it was killed, and ends with a page of figures.
+Every run shows its progress and ends with a page of figures; a killed flow goes on where it was.
 """
 
 from enum import StrEnum

@@ -21,6 +21,8 @@ SHOWN = (
     "hard",
 )
 COLUMNS = {"free": "free", "elastic": "pulled", "limit": "in the limit", "exact": "equal"}
+# marks an operator whose plan has negative weights
+SIGNED = "*"
 # the parts of the table, from above
 FAMILIES = {
     "balanced": "first part; rows and columns are weighed against each other",
@@ -57,11 +59,13 @@ def list_operators(
             options = ", ".join(f"{name}={value!r}" for name, value in operator.options().items())
             details.add_row(f"[bold]{operator.name}[/bold]", f"({options})")
             by = " or ".join(operator.backends)
+            by += ", without an n x m matrix" if operator.matrix_free else ""
             details.add_row("", f"{operator.source}; computed by {by}")
     console = Console(highlight=False)
     console.print(promises)
     for family, meaning in FAMILIES.items():
         console.print(f"{family}: {meaning}")
+    console.print(f"{SIGNED} some weights are negative")
     console.print("\nOptions with their defaults, source and backends:\n")
     console.print(details)
 
@@ -122,7 +126,7 @@ def _plan(text: str, query: Any, key: Any, eps: float | None) -> Any:
 def _promises(operator: "Operator") -> tuple[str, ...]:
     """What an operator promises, in words short enough for one line."""
     return (
-        "one" if operator.rows_exact else "free",
+        ("one" if operator.rows_exact else "free") + ("" if operator.nonnegative else SIGNED),
         COLUMNS[operator.columns],
         "none" if not operator.differentiable else "weight" if operator.static else "exact",
         "yes" if operator.causal else "no",
@@ -145,6 +149,7 @@ def _describe(operator: "Operator") -> dict[str, Any]:
         "square": operator.square,
         "masks": operator.masks,
         "static": operator.static,
+        "matrix_free": operator.matrix_free,
         "longest": operator.longest,
         "backends": list(operator.backends),
         "options": operator.options(),

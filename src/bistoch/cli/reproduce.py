@@ -19,7 +19,7 @@ def reproduce(
     seed: Annotated[
         list[int] | None,
         typer.Option(
-            help="Seed; repeat for several.", show_default="those of the study, or 0 if smoke"
+            min=0, help="Seed; repeat for several.", show_default="the study's, or 0 if smoke"
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path(

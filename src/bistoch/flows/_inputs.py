@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bistoch.functional import _inputs
+from bistoch.functional._inputs.tensors import is_number
 
 # scores that are rounded by more than this no longer know their neighbours
 ROUNDING = 0.1
@@ -60,10 +61,33 @@ def check_weights(function: str, name: str, weights: Tensor, points: Tensor) -> 
         )
 
 
+def check_potential(function: str, potential: Tensor, points: Tensor) -> None:
+    """Check where a transport is to start."""
+    _inputs.check_floating(function, "potential", potential, axes="(*b, particles)", rank=1)
+    shape = points.shape[:-1]
+    if potential.shape != shape:
+        raise ValueError(
+            f"{function}: potential must hold one finite number per particle, {tuple(shape)}, "
+            f"but its shape is {tuple(potential.shape)}; leave it out to start from zero"
+        )
+    bad = (~potential.isfinite()).sum().item()
+    if bad:
+        raise ValueError(
+            f"{function}: potential must hold one finite number per particle, but {bad} are NaN or "
+            "infinite; leave it out to start from zero"
+        )
+
+
 def check_resolution(function: str, reach: Tensor, eps: Tensor) -> None:
     """Check that squared distances over eps are known to better than a tenth."""
     if not reach.numel():
         return
+    limits = torch.finfo(reach.dtype)
+    if not bool(((eps >= limits.tiny) & (eps <= limits.max)).all()):
+        raise ValueError(
+            f"{function}: eps must lie between {limits.tiny:.3g} and {limits.max:.3g}, the "
+            f"numbers that {reach.dtype} knows well; measure lengths in another unit"
+        )
     largest = (reach / eps).max().item()
     rounding = largest * torch.finfo(reach.dtype).eps
     if not rounding <= ROUNDING:
@@ -77,16 +101,33 @@ def check_resolution(function: str, reach: Tensor, eps: Tensor) -> None:
 
 def check_time(function: str, name: str, time: float) -> None:
     """Check a length of time."""
-    number = isinstance(time, int | float) and not isinstance(time, bool)
-    if not number or not 0 <= time < math.inf:
+    if not is_number(time) or not 0 <= time < math.inf:
         raise ValueError(f"{function}: {name} must be zero or positive, but it is {time!r}")
 
 
 def check_share(function: str, name: str, share: float) -> None:
     """Check a place between two ends."""
-    number = isinstance(share, int | float) and not isinstance(share, bool)
-    if not number or not 0 <= share <= 1:
+    if not is_number(share) or not 0 <= share <= 1:
         raise ValueError(f"{function}: {name} must be in [0, 1], but it is {share!r}")
+
+
+def check_variance(function: str, variance: Tensor | float) -> None:
+    """Check variances of Gaussians."""
+    values = torch.as_tensor(variance, dtype=torch.float64)
+    if not bool(((values >= 0) & values.isfinite()).all()):
+        raise ValueError(
+            f"{function}: a variance must be finite and not negative, but one is "
+            f"{values.min().item():g}"
+        )
+
+
+def check_single(function: str, name: str, points: Tensor) -> None:
+    """Check that points are one cloud that is not empty."""
+    if points.ndim != 2 or not len(points):
+        raise ValueError(
+            f"{function}: {name} must be one cloud with a particle or more, (particles, "
+            f"dimensions), but its shape is {tuple(points.shape)}; compare clouds one by one"
+        )
 
 
 def check_line(function: str, dimensions: int) -> None:

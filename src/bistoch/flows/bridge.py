@@ -33,24 +33,26 @@ class Bridge:
     iterations: Int[Tensor, "*b"]
     error: Float[Tensor, "*b"]
     converged: Bool[Tensor, "*b"]
+    # that of the clouds; inside, short numbers are float32
+    dtype: torch.dtype
 
     @torch.no_grad()
     def arrival(self) -> Float[Tensor, "*b n d"]:
         """The mean end of every particle of the source, `E[Y | X = x_i]`."""
         seen = attend(self.source.points, self.target, self.column, self.eps)
-        return seen + self.target.centre
+        return (seen + self.target.centre).to(self.dtype)
 
     @torch.no_grad()
     def origin(self) -> Float[Tensor, "*b m d"]:
         """The mean start of every particle of the target, `E[X | Y = y_j]`."""
         seen = attend(self.target.points, self.source, self.row, self.eps)
-        return seen + self.source.centre
+        return (seen + self.source.centre).to(self.dtype)
 
     def displacement(self, t: float) -> Float[Tensor, "*b n d"]:
         """The source on straight ways to its mean ends: `(1 - t) x + t E[Y | X = x]`."""
         check_share("Bridge.displacement", "t", t)
         start = self.source.points + self.source.centre
-        return (1 - t) * start + t * self.arrival()
+        return ((1 - t) * start + t * self.arrival()).to(self.dtype)
 
     @torch.no_grad()
     def sample(
@@ -65,6 +67,10 @@ class Bridge:
         check_share("Bridge.sample", "t", t)
         check_count("Bridge.sample", "count", count)
         x, y = self.source.points, self.target.points
+        if count and not (x.shape[-2] and y.shape[-2]):
+            raise ValueError(
+                f"Bridge.sample: count must be 0 where a cloud has no particles, but it is {count}"
+            )
         batch, d = x.shape[:-2], x.shape[-1]
         ends = self.target.log_weights + self.column
         clouds = zip(
@@ -76,7 +82,7 @@ class Bridge:
             _sample_pairs(*pair, t=t, count=count, generator=generator) for pair in clouds
         ]  # fmt: skip
         places = torch.stack(found) if found else x.new_empty(0, count, d)
-        return places.reshape(*batch, count, d) + self.source.centre
+        return (places.reshape(*batch, count, d) + self.source.centre).to(self.dtype)
 
 
 @torch.no_grad()
@@ -126,7 +132,7 @@ def schrodinger_bridge(
     solve = _solve_even if by_operator else _solve_weighted
     row, column, iterations, error = solve(start, end, wide, options)
     warn_unconverged(function, error, options)
-    return Bridge(start, end, wide, row, column, iterations, error, error <= tol)
+    return Bridge(start, end, wide, row, column, iterations, error, error <= tol, source.dtype)
 
 
 def _solve_even(source: Cloud, target: Cloud, eps: Tensor, options: Options) -> tuple[Tensor, ...]:

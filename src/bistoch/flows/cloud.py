@@ -60,12 +60,12 @@ def gather(
         owner = "weights" if name == "particles" else f"{name}_weights"
         check_weights(function, owner, weights, points)
         masses = weights.detach().to(work).expand(work.shape[:-1])
+        if work.shape[-2]:
+            # the sum of large masses may be too large a number
+            masses = masses / masses.amax(-1, keepdim=True)
         log_weights = (masses / masses.sum(-1, keepdim=True)).log()
     if centre is None:
-        # the first particle first: the mean of equal numbers is then exact
-        first = work[..., :1, :]
-        share = log_weights.exp()[..., None]
-        centre = first + (share * (work - first)).sum(-2, keepdim=True) if work.numel() else first
+        centre = _mean(work, log_weights)
     return Cloud(work - centre, centre, log_weights, backend)
 
 
@@ -104,6 +104,14 @@ def attend(
     return elastic_attention(
         query, key, cloud.points, iters=0, scale=1.0, backend=cloud.backend, **options
     )
+
+
+def _mean(points: Tensor, log_weights: Tensor) -> Float[Tensor, "*b 1 d"]:
+    if not points.numel():
+        return points.new_zeros(*points.shape[:-2], 1, points.shape[-1])
+    # the first particle first: the mean of equal numbers is then exact
+    first = points[..., :1, :]
+    return first + (log_weights.exp()[..., None] * (points - first)).sum(-2, keepdim=True)
 
 
 def _tokens(

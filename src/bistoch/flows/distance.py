@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bistoch.flows._inputs import check_alike, check_cloud, check_weights
+from bistoch.flows._inputs import check_alike, check_cloud, check_single, check_weights
+from bistoch.functional._inputs import check_count
 
 # pairs beyond which an exact plan takes minutes and gigabytes
 SMALL = 1 << 24
@@ -51,6 +52,7 @@ def w2_to_law(
     >>> round(w2_to_law(torch.zeros(5), lambda share: share), 4)   # zero, and uniform on [0, 1]
     0.5773
     """
+    check_count("w2_to_law", "fine", fine, least=1)
     xs, _ = _steps("particles", particles, None)
     count = len(xs) * fine
     shares = (torch.arange(count, dtype=torch.float64) + 0.5) / count
@@ -69,7 +71,7 @@ def w2_exact(
     >>> round(w2_exact(torch.zeros(2, 3), torch.ones(4, 3)), 6)
     1.732051
     """
-    check_alike("w2_exact", ("first", "second"), first, second)
+    _check_clouds("w2_exact", first, second)
     pairs = first.shape[0] * second.shape[0]
     if pairs > SMALL:
         raise ValueError(
@@ -106,7 +108,8 @@ def w2_sliced(
     >>> round(w2_sliced(torch.zeros(7, 2), torch.ones(7, 2), projections=2000, generator=g), 1)
     1.0
     """
-    check_alike("w2_sliced", ("first", "second"), first, second)
+    _check_clouds("w2_sliced", first, second)
+    check_count("w2_sliced", "projections", projections, least=1)
     d = first.shape[-1]
     lines = torch.randn(projections, d, dtype=torch.float64, generator=generator)
     lines = (lines / lines.norm(dim=-1, keepdim=True)).to(first)
@@ -119,6 +122,12 @@ def w2_sliced(
         else:
             total += sum(w2_line(a, b) ** 2 for a, b in zip(x, y, strict=True))
     return math.sqrt(total / projections)
+
+
+def _check_clouds(function: str, first: Tensor, second: Tensor) -> None:
+    check_alike(function, ("first", "second"), first, second)
+    check_single(function, "first", first)
+    check_single(function, "second", second)
 
 
 def _steps(name: str, points: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bistoch.flows._inputs import check_share, check_time, check_variance
 from bistoch.functional._inputs import check_choice, check_eps, check_lam
 
 
@@ -25,6 +26,7 @@ def self_transport_slope(
     function = "self_transport_slope"
     check_eps(function, eps, ())
     check_lam(function, lam, ())
+    check_variance(function, variance)
     v = torch.as_tensor(variance, dtype=torch.float64)
     if lam == 1:
         return v / (torch.sqrt(v * v + eps * eps / 4) + eps / 2)
@@ -63,6 +65,8 @@ def flow_variance(
     >>> round(flow_variance(1.0, 2.0, 0.1)[-1], 4)     # the heat equation ends at 3
     2.9991
     """
+    check_time("flow_variance", "time", time)
+    check_eps("flow_variance", eps, ())
     steps = math.ceil(time / eps - 1e-9)
     now = torch.tensor(float(variance), dtype=torch.float64)
     found = [now.item()]
@@ -81,6 +85,7 @@ def bridge_covariance(first: float, second: float, eps: float) -> float:
     1.9506
     """
     check_eps("bridge_covariance", eps, ())
+    check_variance("bridge_covariance", torch.tensor([first, second]))
     # the same number, without taking near equals from each other
     return first * second / (math.sqrt(first * second + eps * eps / 4) + eps / 2)
 
@@ -91,6 +96,7 @@ def bridge_variance(first: float, second: float, eps: float, t: float) -> float:
     >>> bridge_variance(1.0, 4.0, 0.1, 0.0), bridge_variance(1.0, 4.0, 0.1, 1.0)
     (1.0, 4.0)
     """
+    check_share("bridge_variance", "t", t)
     between = bridge_covariance(first, second, eps)
     ends = (1 - t) ** 2 * first + t**2 * second
     return ends + 2 * t * (1 - t) * between + eps * t * (1 - t)

@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bistoch.flows._inputs import check_alike, check_cloud, check_time
+from bistoch.flows._inputs import check_alike, check_potential, check_time
 from bistoch.flows.cloud import attend, gather, remember, temperature
 from bistoch.flows.transport import (
     Options,
     SelfTransport,
+    check_options,
     solve,
     warn_frozen,
     warn_unconverged,
@@ -192,13 +193,19 @@ def heat_flow(
     """
     # checked here and not in the generator, whose body waits for the first state
     function = "heat_flow"
-    check_cloud(function, "particles", particles)
-    check_time(function, "time", time)
-    check_eps(function, float(eps), ())
-    check_choice(function, "direction", direction, DIRECTIONS)
     options = Options(lam, weights, tol, iters, potential, backend)
+    cloud = gather(function, "particles", particles, weights, backend)
+    check_time(function, "time", time)
+    # one eps is one clock: clouds with different ones would be at different times
+    check_eps(function, eps, ())
+    temperature(function, eps, cloud)
+    check_choice(function, "direction", direction, DIRECTIONS)
+    check_options(function, options)
+    if potential is not None:
+        check_potential(function, potential, particles)
+    eps = float(eps)
     steps = math.ceil(time / eps - 1e-9)
-    length = time / steps if steps else float(eps)
+    length = time / steps if steps else eps
     return _states(function, particles.detach(), steps, length, direction, options)
 
 

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from bistoch.flows._inputs import check_potential
 from bistoch.flows.cloud import Cloud, gather, remember, soft_minimum, temperature
 from bistoch.functional import ConvergenceWarning
 from bistoch.functional._inputs import Option, check_count, check_lam, check_tol
@@ -105,10 +106,8 @@ def solve(
     function: str, cloud: Cloud, eps: Float[Tensor, "*b 1"], options: Options
 ) -> SelfTransport:
     """Iterate from a warm start; clouds that are done stay as they are."""
+    check_options(function, options)
     lam, tol, iters = options.lam, options.tol, options.iters
-    check_lam(function, lam, ())
-    check_tol(function, tol)
-    check_count(function, "iters", iters, least=1)
     live = cloud.log_weights > -torch.inf
     column = _start(function, cloud, options.potential)
     # an empty cloud, or one that is free to receive what it likes, has nothing to balance
@@ -140,6 +139,13 @@ def solve(
             break
     kept = (cloud.log_weights.exp() * own.exp()).sum(-1)
     return SelfTransport(column, iterations, error, error <= tol, kept)
+
+
+def check_options(function: str, options: Options) -> None:
+    """Check what can be checked without particles."""
+    check_lam(function, options.lam, ())
+    check_tol(function, options.tol)
+    check_count(function, "iters", options.iters, least=1)
 
 
 def spread(
@@ -186,12 +192,7 @@ def warn_frozen(function: str, found: SelfTransport, eps: float) -> bool:
 
 
 def _start(function: str, cloud: Cloud, potential: Tensor | None) -> Tensor:
-    shape = cloud.points.shape[:-1]
     if potential is None:
-        return cloud.points.new_zeros(shape)
-    if potential.shape != shape or not bool(potential.isfinite().all()):
-        raise ValueError(
-            f"{function}: potential must hold one finite number per particle, {tuple(shape)}, "
-            f"but its shape is {tuple(potential.shape)}; leave it out to start from zero"
-        )
+        return cloud.points.new_zeros(cloud.points.shape[:-1])
+    check_potential(function, potential, cloud.points)
     return potential.detach().to(cloud.points)

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bistoch.flows._inputs import check_line, check_time
+from bistoch.functional._inputs import check_count
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class GaussianMixture:
         self, count: int, *, generator: torch.Generator | None = None
     ) -> Float[Tensor, "count d"]:
         """Independent points of this law."""
+        check_count("GaussianMixture.sample", "count", count, least=1)
         which = torch.multinomial(self.weights, count, replacement=True, generator=generator)
         noise = torch.randn(count, self.dimensions, dtype=torch.float64, generator=generator)
         factors = torch.linalg.cholesky(self.covariances)[which]
@@ -77,7 +79,8 @@ class GaussianMixture:
         check_line("GaussianMixture.cdf", self.dimensions)
         deviations = self.covariances[:, 0, 0].sqrt()
         away = (x.double()[..., None] - self.means[:, 0]) / deviations
-        return torch.special.ndtr(away) @ self.weights
+        # the complement keeps its digits where torch.special.ndtr is already zero
+        return torch.special.erfc(-away / math.sqrt(2)) @ self.weights / 2
 
     def quantile(self, share: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """The numbers to whose left these shares in (0, 1) of the law lie; on the line only."""
@@ -105,10 +108,21 @@ class GaussianMixture:
 
     def carry(self, x: Float[Tensor, "*b"], time: float) -> Float[Tensor, "*b"]:
         """Where the heat flow carries numbers: monotone, to the same quantile of the later law."""
-        return self.after(time).quantile(self.cdf(x))
+        left = self.cdf(x) <= 0.5
+        # shares near one are rounded to it: the right half is carried in the mirror
+        mirror = GaussianMixture(self.weights, -self.means, self.covariances)
+        half = torch.full((), 0.5, dtype=torch.float64)
+        carried = self.after(time).quantile(torch.where(left, self.cdf(x), half))
+        mirrored = mirror.after(time).quantile(torch.where(left, half, mirror.cdf(-x)))
+        return torch.where(left, carried, -mirrored)
 
     def _log_parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Log density of every part at every point, weighted, and minus precision times offset."""
+        if x.shape[-1:] != self.means.shape[-1:]:
+            raise ValueError(
+                f"GaussianMixture: points must have {self.dimensions} coordinates in their last "
+                f"axis, but their shape is {tuple(x.shape)}; add an axis to numbers on the line"
+            )
         away = x.double()[..., None, :] - self.means
         pull = -torch.linalg.solve(self.covariances, away[..., None])[..., 0]
         logdet = torch.linalg.slogdet(self.covariances)[1]
@@ -132,10 +146,15 @@ def gaussian_mixture(
     if c.ndim == 1:
         c = c[:, None, None] * torch.eye(m.shape[-1], dtype=torch.float64)
     count, dimensions = m.shape
-    if w.shape != (count,) or c.shape != (count, dimensions, dimensions):
+    if not count or w.shape != (count,) or c.shape != (count, dimensions, dimensions):
         raise ValueError(
             f"gaussian_mixture: weights, means and covariances must have one entry per part, but "
             f"their shapes are {tuple(w.shape)}, {tuple(m.shape)} and {tuple(c.shape)}"
+        )
+    if not all(bool(x.isfinite().all()) for x in (w, m, c)) or not torch.equal(c, c.mT):
+        raise ValueError(
+            "gaussian_mixture: weights, means and covariances must be finite, and covariances "
+            "symmetric, but they are not; check where they come from"
         )
     if not bool((w > 0).all()) or not bool((torch.linalg.eigvalsh(c) > 0).all()):
         raise ValueError(

@@ -163,6 +163,7 @@ OPERATORS = MappingProxyType({
         source="Shahbazi et al. 2025",
         family="balanced",
         masks="padding",
+        matrix_free=True,
     ),
     "wasserstein": Operator(
         name="wasserstein",
@@ -190,6 +191,7 @@ OPERATORS = MappingProxyType({
         masks="padding",
         source="Yaras et al. 2025",
         family="structured",
+        matrix_free=True,
     ),
     "elastic_monarch": Operator(
         name="elastic_monarch",
@@ -204,6 +206,7 @@ OPERATORS = MappingProxyType({
         masks="padding",
         source="this library, after Yaras et al. 2025",
         family="structured",
+        matrix_free=True,
     ),
     "lowrank": Operator(
         name="lowrank",
@@ -218,6 +221,7 @@ OPERATORS = MappingProxyType({
         source="Shahbazi et al. 2025, glued exactly",
         family="structured",
         masks="padding",
+        matrix_free=True,
     ),
     "delta": Operator(
         name="delta",
@@ -234,6 +238,7 @@ OPERATORS = MappingProxyType({
         masks="padding",
         source="Willette et al. 2025",
         family="structured",
+        matrix_free=True,
     ),
     "mixing": Operator(
         name="mixing",

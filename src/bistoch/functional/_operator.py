@@ -31,7 +31,8 @@ class Operator:
     * order_free: permuting keys with values, or queries with results, changes nothing else;
     * square: there must be as many queries as keys;
     * masks: what may be hidden: "any" pair, only whole tokens ("padding"), or nothing ("none");
-    * static: the plan depends on positions alone, not on what the tokens say.
+    * static: the plan depends on positions alone, not on what the tokens say;
+    * matrix_free: attention makes nothing of size n x m, forward or backward, however it is called.
 
     Two more facts: `family` is the heading it stands under in tables, and `longest` the number of
     tokens beyond which its work runs away (exponentially, say), None if it never does.
@@ -51,6 +52,7 @@ class Operator:
     square: bool = False
     masks: Literal["any", "padding", "none"] = "any"
     static: bool = False
+    matrix_free: bool = False
     family: Literal["balanced", "structured", "row-wise"] = "structured"
     longest: int | None = None
 

@@ -113,4 +113,5 @@ def _count(x: Tensor) -> Tensor:
 
 def _support(inside: Tensor) -> Tensor:
     """The index of the last entry of a falling row that still has weight."""
-    return inside.sum(-1, keepdim=True) - 1
+    # a row of NaN has none, and stays a row of NaN
+    return (inside.sum(-1, keepdim=True) - 1).clamp_min(0)

@@ -36,7 +36,8 @@ def anneal_attention(
         query, key, eps=eps, iters=iters, debias=debias, mask=mask, query_mask=query_mask,
         key_mask=key_mask, scale=scale,
     )  # fmt: skip
-    return plan @ value
+    with full_precision(query.device):
+        return plan @ value
 
 
 def anneal_plan(

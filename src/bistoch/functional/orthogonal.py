@@ -6,6 +6,7 @@ from torch import Tensor
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
+from bistoch.functional.elastic.pose import working_dtype
 from bistoch.functional.elastic.problem import full_precision
 from bistoch.functional.square import Square, restore, square_scores
 from bistoch.functional.unitary import cayley, exponential, hermitian
@@ -96,13 +97,18 @@ def _plan(operator, batch, query, key, method, ancilla, ridge, options) -> Float
     _inputs.check_choice(operator, "method", method, METHODS)
     _inputs.check_count(operator, "ancilla", ancilla, least=1)
     _inputs.check_ridge(operator, ridge)
+    dtype = working_dtype(query.dtype)
     with full_precision(query.device):
+        if method == "qr":
+            # what earlier keys leave of a column may be as short as the ridge: a difference that
+            # costs four digits, which the double of float32 has
+            query, key = query.double(), key.double()
         square = square_scores(operator, batch, query, key, **options)
         if method == "qr":
             plan = _by_directions(square, ancilla, ridge)
         else:
             plan = _by_rotation(square.scores, method, ancilla)
-        return restore(plan, square, batch)
+        return restore(plan.to(dtype), square, batch)
 
 
 def _by_directions(square: Square, ancilla: int, ridge: float) -> Float[Tensor, "B n n"]:

@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
 from bistoch.functional.elastic import elastic_plan
+from bistoch.functional.elastic.problem import full_precision
 
 
 def softmax_attention(
@@ -50,7 +51,8 @@ def softmax_attention(
     query, key, value = (x.expand(*batch, *x.shape[-2:]) for x in (query, key, value))
     if m == 0:
         return value.new_zeros(*batch, n, value.shape[-1])
-    output = scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
+    with full_precision(query.device):
+        output = scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
     return output if dead is None else output.masked_fill(dead[..., None], 0)
 
 

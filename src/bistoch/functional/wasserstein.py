@@ -195,7 +195,7 @@ def _longer_tokens(
             middle = middle / key_mask.sum(-1).clamp_min(1)[..., None, None]
             query, key = query - middle, torch.where(key_mask[..., None], key - middle, 0)
         lengths = key.square().sum(-1, keepdim=True) / 2
-        ones = torch.ones_like(query[..., :1])
+        ones = query.new_ones(*query.shape[:-1], 1)
         return torch.cat([query, ones], -1), torch.cat([key, -lengths], -1)
 
 

@@ -1,12 +1,12 @@
 """A report: text, tables and pictures in one HTML file that needs nothing from outside."""
 
 import base64
-import io
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bistoch.lab.drawing import to_png
 from bistoch.lab.files import write_whole
 
 if TYPE_CHECKING:
@@ -20,11 +20,12 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto
 h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; }
 table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .75rem; text-align: right; border-bottom: 1px solid #8884; }
-th:first-child, td:first-child { text-align: left; }
-div.wide { overflow-x: auto; }
+td { white-space: nowrap; } td.words { white-space: normal; }
+.words, th:first-child, td:first-child { text-align: left; }
+figure.wide { overflow-x: auto; }
 figure { margin: 1.5rem 0; }
 figure img { max-width: 100%; background: white; border-radius: .25rem; }
-figcaption, caption { color: #888; font-size: .9rem; text-align: left; }
+figcaption { color: #888; font-size: .9rem; }
 pre { overflow-x: auto; padding: .75rem; background: #8881; }
 """
 
@@ -34,20 +35,23 @@ class Report:
 
     Args:
         title: the heading of the page.
+        command: the words that make the page again, shown below the heading.
 
     >>> import tempfile
-    >>> report = Report("Plans")
+    >>> report = Report("Plans", "bistoch show")
     >>> report.text("Columns of two operators.")
     >>> report.table(("operator", "largest column"), [("softmax", 3.2), ("sinkhorn", 1.0)])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     page = report.write(Path(folder) / "report.html").read_text(encoding="utf-8")
-    >>> "<td>softmax</td><td>3.2</td>" in page, "http:" in page
+    >>> '<td class="words">softmax</td><td>3.2</td>' in page, "http:" in page
     (True, False)
     """
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, command: str = "") -> None:
         self.title = title
         self._parts: list[str] = []
+        if command:
+            self.code(command)
 
     def heading(self, text: str) -> None:
         """Begin a section."""
@@ -64,23 +68,32 @@ class Report:
     def table(
         self, head: Sequence[str], rows: Sequence[Sequence[object]], caption: str = ""
     ) -> None:
-        """A table; numbers are shown as they are printed, so round them first."""
-        titles = "".join(f"<th>{escape(name)}</th>" for name in head)
+        """A table; numbers are shown as they are printed, so round them first.
+
+        A column with a word in it is set to the left and may be broken into lines.
+        """
+        columns = list(zip(*rows, strict=True)) if rows else [()] * len(head)
+        kinds = [' class="words"' if any(map(_is_word, column)) else "" for column in columns]
+        titles = "".join(
+            f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, head, strict=True)
+        )
         lines = "".join(
-            "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>"
+            "<tr>"
+            + "".join(
+                f"<td{kind}>{escape(str(cell))}</td>" for kind, cell in zip(kinds, row, strict=True)
+            )
+            + "</tr>"
             for row in rows
         )
-        note = f"<caption>{escape(caption)}</caption>" if caption else ""
+        note = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
         self._parts.append(
-            f'<div class="wide"><table>{note}<thead><tr>{titles}</tr></thead>'
-            f"<tbody>{lines}</tbody></table></div>"
+            f'<figure class="wide">{note}<table><thead><tr>{titles}</tr></thead>'
+            f"<tbody>{lines}</tbody></table></figure>"
         )
 
     def figure(self, figure: "Figure", caption: str) -> None:
         """A picture of matplotlib; the caption is also what a screen reader says."""
-        content = io.BytesIO()
-        figure.savefig(content, format="png", dpi=110, bbox_inches="tight")
-        self.image(content.getvalue(), caption)
+        self.image(to_png(figure), caption)
 
     def image(self, content: bytes, caption: str, kind: str = "png") -> None:
         """A picture that exists as a file already: png, gif, jpeg or svg+xml."""
@@ -105,3 +118,12 @@ class Report:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, page.encode())
         return path
+
+
+def _is_word(cell: object) -> bool:
+    """Whether a cell is read and not compared: not a number, and not the sign for none."""
+    try:
+        float(str(cell).rstrip("%"))
+    except ValueError:
+        return str(cell) not in ("", "-")
+    return False

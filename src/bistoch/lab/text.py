@@ -131,9 +131,10 @@ class Vocabulary:
         except ValueError as broken:
             raise DataError(f"{path}: not a vocabulary, since it is not JSON ({broken})") from None
         pieces = content.get("pieces") if isinstance(content, dict) else None
-        listed = isinstance(pieces, list) and all(isinstance(piece, str) for piece in pieces)
-        if not listed or content.get("form") != FORM:
+        if not isinstance(pieces, list) or content.get("form") != FORM:
             raise DataError(f"{path}: not a vocabulary; expected a JSON object of form {FORM!r}")
+        if strange := [piece for piece in pieces if not isinstance(piece, str)]:
+            raise DataError(f"{path}: every piece must be text, but one is {strange[0]!r}")
         _check_unit(content.get("unit"))
         if tuple(pieces[:2]) != SPECIAL or len(set(pieces)) < len(pieces):
             raise DataError(

@@ -9,6 +9,7 @@ from bistoch.functional import OPERATORS, _inputs
 from bistoch.functional._inputs import Option
 from bistoch.functional.circuit import ANSAETZE
 from bistoch.functional.quantum import default_theta, theta_length, token_qubits
+from bistoch.nn.heads import check_heads
 from bistoch.nn.operators import OperatorModule
 
 
@@ -77,13 +78,12 @@ _MADE = ("theta", "qubits")
 def _theta_per_head(
     qubits: int | None, ancilla: int, layers: int, ansatz: str, heads: int | None
 ) -> nn.Parameter:
-    if heads is None or qubits is None:
+    heads = check_heads("Quantum", heads)
+    if qubits is None:
         raise ValueError(
-            "Quantum: learn='head' needs heads, the number of heads that learn a theta of their "
-            "own, and tokens, the longest sequence; write for example "
-            "Quantum(learn='head', heads=8, tokens=64)"
+            "Quantum: learn='head' needs tokens, the longest sequence, which fixes the size of "
+            f"theta; write for example Quantum(learn='head', heads={heads}, tokens=64)"
         )
-    _inputs.check_count("Quantum", "heads", heads, least=1)
     _inputs.check_circuit("Quantum", ansatz, layers, ancilla, ANSAETZE)
     length = theta_length(qubits, ancilla, layers, ansatz)
     return nn.Parameter(default_theta(length, torch.empty(0)).repeat(heads, 1))

@@ -18,6 +18,17 @@ def check_division(layer: str, dim_name: str, dim: int, heads_name: str, heads: 
         )
 
 
+def check_heads(operator: str, heads: int | None) -> int:
+    """Check that whoever learns something per head knows how many heads there are."""
+    if heads is None:
+        raise ValueError(
+            f"{operator}: learn='head' needs heads, the number of heads; "
+            f"write for example {operator}(learn='head', heads=8)"
+        )
+    _inputs.check_count(operator, "heads", heads, least=1)
+    return heads
+
+
 def check_features(layer: str, name: str, tokens: Tensor, features: int) -> None:
     """Check that an argument is one sequence of tokens, or a batch of them, as wide as a layer."""
     _inputs.check_floating(layer, name, tokens, axes="(batch, length, features)", rank=2)

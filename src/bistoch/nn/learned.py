@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from bistoch.functional import OPERATORS, _inputs
 from bistoch.functional._inputs import Option
+from bistoch.nn.heads import check_heads
 from bistoch.nn.operators import OperatorModule
 
 
@@ -42,9 +43,9 @@ class Sink(OperatorModule):
     ) -> None:
         _inputs.check_choice("Sink", "learn", learn, ("none", "head"))
         if learn == "head":
-            check_heads("Sink", "learn='head'", heads)
-            _inputs.check_logit("Sink", "logit", logit, (heads or 1,))
-            logit = nn.Parameter(torch.ones(heads or 1) * logit)
+            heads = check_heads("Sink", heads)
+            _inputs.check_logit("Sink", "logit", logit, (heads,))
+            logit = nn.Parameter(torch.ones(heads) * logit)
         super().__init__(
             OPERATORS["sink"], logit=logit, eps=eps, scale=scale, backend=backend
         )  # fmt: skip
@@ -72,8 +73,8 @@ class Mixing(OperatorModule):
         tokens: how many queries; None owns no weight and keeps the fixed one of `mixing_plan`.
         keys: how many keys, by default as many.
         lam, iters, tol, backend: as for `bistoch.mixing_attention`.
-        each_head: whether every head learns a matrix of its own.
-        heads: how many heads there are, for `each_head`; tokens are then (..., heads, n, d).
+        learn: "shared" for one matrix for all heads, or "head" for one per head.
+        heads: how many heads there are, for `learn="head"`; tokens are then (..., heads, n, d).
         generator: where the first weight, I + N(0, 1), comes from.
 
     >>> import torch
@@ -95,29 +96,30 @@ class Mixing(OperatorModule):
         iters: int = 10,
         tol: float | None = None,
         backend: str = "auto",
-        each_head: bool = False,
+        learn: Literal["shared", "head"] = "shared",
         heads: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
+        _inputs.check_choice("Mixing", "learn", learn, ("shared", "head"))
         weight = None
+        each: tuple[int, ...] = ()
         for name, count in (("tokens", tokens), ("keys", keys)):
             if count is not None:
                 _inputs.check_count("Mixing", name, count, least=1)
-        if each_head:
-            check_heads("Mixing", "each_head=True", heads)
-        if tokens is None and (keys is not None or each_head):
+        if learn == "head":
+            each = (check_heads("Mixing", heads),)
+        if tokens is None and (keys is not None or each):
             raise ValueError(
-                "Mixing: keys and each_head describe a weight, but without tokens there is none; "
-                "write for example Mixing(tokens=96)"
+                "Mixing: keys and learn='head' describe a weight, but without tokens there is "
+                "none; write for example Mixing(tokens=96)"
             )
         if tokens is not None:
-            each = (heads or 1,) if each_head else ()
             weight = nn.Parameter(torch.empty(*each, tokens, tokens if keys is None else keys))
         super().__init__(
             OPERATORS["mixing"], weight=weight, lam=lam, iters=iters, tol=tol, backend=backend
         )
-        self.tokens, self.keys, self.each_head = tokens, keys, each_head
-        self.heads = heads if each_head else None
+        self.tokens, self.keys, self.learn = tokens, keys, learn
+        self.heads = heads if learn == "head" else None
         self.reset_parameters(generator)
 
     @torch.no_grad()
@@ -132,15 +134,5 @@ class Mixing(OperatorModule):
         made = {"tokens": self.tokens, "keys": self.keys}
         made = {name: count for name, count in made.items() if count is not None}
         written = {k: v for k, v in super()._written().items() if k != "weight"}
-        each = {"each_head": True, "heads": self.heads} if self.each_head else {}
+        each = {"learn": "head", "heads": self.heads} if self.learn == "head" else {}
         return made | written | each
-
-
-def check_heads(layer: str, word: str, heads: int | None) -> None:
-    """Check that whoever learns something per head knows how many there are."""
-    if heads is None:
-        raise ValueError(
-            f"{layer}: {word} needs heads, the number of heads; "
-            f"write for example {layer}({word}, heads=8)"
-        )
-    _inputs.check_count(layer, "heads", heads, least=1)

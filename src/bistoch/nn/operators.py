@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from bistoch.functional import OPERATORS, Operator, _inputs, check_options
 from bistoch.functional._inputs import Mask, Option
+from bistoch.nn.heads import check_heads
 from bistoch.nn.unit_interval import clamp_to_unit
 
 
@@ -223,12 +224,7 @@ class Hard(OperatorModule):
 
 
 def _lam_per_head(start: Option, heads: int | None) -> nn.Parameter:
-    if heads is None:
-        raise ValueError(
-            "Elastic: learn='head' needs heads, the number of heads that learn a lam of their own; "
-            "write for example Elastic(learn='head', heads=8)"
-        )
-    _inputs.check_count("Elastic", "heads", heads, least=1)
+    heads = check_heads("Elastic", heads)
     _inputs.check_lam("Elastic", start, (heads,))
     return nn.Parameter(torch.ones(heads) * start)
 

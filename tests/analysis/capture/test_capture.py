@@ -356,3 +356,7 @@ def test_mistakes_are_explained():
         capture(lambda x: x).__enter__()
     with pytest.raises(ValueError, match="problems must be at least 1"):
         capture(Plain(), problems=0).__enter__()
+    with pytest.raises(TypeError, match="states must be 'blocks', a pattern"):
+        capture(Plain(), states=3).__enter__()
+    with pytest.raises(ValueError, match=r"states='\*\.head' matches no module of Plain"):
+        capture(Plain(), states="*.head").__enter__()

@@ -86,3 +86,20 @@ def test_dropout_and_padding(make, how):
     # the first plan of a model in training differs by dropout of the embeddings only
     torch.testing.assert_close(first.sum(-1), torch.ones(3, 4, 7))
     assert same[2, :, :, 3:].abs().max() == 0
+
+
+def test_a_converted_layer_keeps_its_name_and_shows_all_its_heads():
+    from bistoch.integrations.huggingface import convert
+
+    torch.manual_seed(0)
+    model, inputs = bert("sdpa")
+    with torch.no_grad(), capture(model.eval()) as before:
+        model(**inputs)
+    convert(model, "elastic(lam=1.0, iters=50)", layers=[0], heads=[1, 3])
+    with torch.no_grad(), capture(model) as after:
+        model(**inputs)
+    assert [p.name for p in after.plans] == [p.name for p in before.plans]
+    assert [p.source for p in after.plans] == ["operator", "sdpa"]
+    old, new = before.plans[0].plan, after.plans[0].plan
+    torch.testing.assert_close(new[:, [0, 2]], old[:, [0, 2]])
+    torch.testing.assert_close(new[:, [1, 3]].sum(-2), torch.ones(3, 2, 7), atol=1e-3, rtol=0)

@@ -244,6 +244,14 @@ def test_empty_plans_have_numbers(shape):
     assert all(x.isfinite().all() for x in found)
 
 
+def test_what_stands_in_padding_is_not_read():
+    value = torch.tensor([[1.0], [2.0], [math.nan]])
+    real = torch.tensor([True, True, False])
+    plan = torch.tensor([[0.5, 0.5, 0.0]])
+    found = metrics.switch_ratio(plan, value, key_mask=real)
+    torch.testing.assert_close(found, metrics.switch_ratio(plan[:, :2], value[:2]))
+
+
 def test_half_precision_is_measured_in_float32():
     plan = UNIFORM.bfloat16()
     assert metrics.row_entropy(plan).dtype == torch.float32
@@ -260,6 +268,11 @@ def test_entropy_of_a_hard_plan_has_a_finite_gradient():
     ("call", "sentence"),
     [
         (lambda: metrics.row_entropy(torch.ones(3)), "row_entropy: plan must have at least 2 axes"),
+        (lambda: metrics.mean_entropy(torch.ones(3)), "mean_entropy: plan must"),
+        (lambda: metrics.column_load(torch.ones(3)), "column_load: plan must"),
+        (lambda: metrics.sink_score(torch.ones(3)), "sink_score: plan must"),
+        (lambda: metrics.second_singular_value(torch.ones(3)), "second_singular_value: plan must"),
+        (lambda: metrics.sink_rate(torch.ones(3), position=3), "one of the 3 keys, but it is 3"),
         (lambda: metrics.diagonal_score(torch.ones(2, 3)), "2 queries and 3 keys"),
         (lambda: metrics.sink_score(torch.ones(2, 3), causal=True), "as many queries as keys"),
         (

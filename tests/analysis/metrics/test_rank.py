@@ -114,6 +114,17 @@ def test_nothing_is_nan_for_states_that_are_zero_or_empty():
         assert (metrics.contraction(x, x) == 0).all()
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_units_do_not_count(size):
+    x = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
+    for metric in (
+        metrics.rank_one_residual, metrics.effective_rank, metrics.stable_rank,
+        metrics.mean_cosine, lambda x: metrics.rank_one_residual(x, norm="composite"),
+        lambda x: metrics.contraction(x, x / 2),
+    ):  # fmt: skip
+        torch.testing.assert_close(metric(size * x), metric(x))
+
+
 def test_mistakes_are_explained():
     with pytest.raises(ValueError, match="norm must be one of 'frobenius', 'composite'"):
         metrics.rank_one_residual(torch.ones(3, 2), norm="spectral")

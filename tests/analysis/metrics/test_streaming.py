@@ -45,6 +45,11 @@ def test_rectangular_and_empty_plans():
         assert all(x.isfinite().all() for x in found)
 
 
+def test_a_column_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="stream_plan: column must broadcast to"):
+        metrics.stream_plan(torch.randn(5, 4), torch.randn(7, 4), column=torch.zeros(5))
+
+
 def test_sixteen_thousand_tokens_fit_in_megabytes():
     n = 16384
     q, k = torch.randn(2, n, 4).unbind()

@@ -28,7 +28,7 @@ def test_points_from_a_file(tmp_path):
         "points", str(tmp_path / "cloud.npy"), "--eps", "0.5", "--time", "1", "--out", str(out)
     )
     assert result.exit_code == 0, result.output
-    assert (out / "flow.html").read_text().count("<img") == 3
+    assert (out / "report.html").read_text().count("<img") == 3
     assert (out / "points.gif").read_bytes().startswith(b"GIF89a")
     rows = tables(out)["W2 to the exact heat flow of the points"]["rows"]
     # as near as two draws of the truth
@@ -55,6 +55,8 @@ def test_image_keeps_its_mean_brightness_when_balanced(tmp_path):
         (("points", "nowhere.npy"), "is neither one of spiral, rings, modelnet10, nor a file"),
         (("image", "--picture", "nowhere.png"), "there is no file 'nowhere.png'"),
         (("points", "--eps", "-1"), "eps must be positive"),
+        (("image", "--index", "99999"), "index must be from 0 to 3999"),
+        (("image", "--contrast", "0"), "contrast must be positive"),
         (("points", "--n", "50", "--lam", "2"), "lam must be in [0, 1]"),
     ],
 )
@@ -69,6 +71,9 @@ def test_csv_and_shapes(tmp_path):
     generator = torch.Generator().manual_seed(0)
     assert read_cloud(str(tmp_path / "a.csv"), 5, 0, generator).shape == (2, 2)
     assert read_cloud("spiral", 5, 0, generator).shape == (5, 2)
+    (tmp_path / "words.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(ValueError, match=r"cannot read numbers from words\.csv"):
+        read_cloud(str(tmp_path / "words.csv"), 5, 0, generator)
     np.save(tmp_path / "line.npy", np.zeros(3))
     with pytest.raises(ValueError, match="one point per line"):
         read_cloud(str(tmp_path / "line.npy"), 5, 0, generator)
@@ -123,7 +128,7 @@ def test_tokens_that_are_one():
 def test_every_verb_ends_with_a_page(words, tmp_path):
     result = run(*words, "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
-    assert "<img" in (tmp_path / "flow.html").read_text()
+    assert "<img" in (tmp_path / "report.html").read_text()
     if words[0] == "gaussian":
         rows = {row[0]: row for row in tables(tmp_path)["Variance at the end"]["rows"]}
         particles, recursion = rows["particles"], rows["exact recursion from their variance"]

@@ -174,7 +174,9 @@ class _Watch:
 
     def keep_attention(self, frame: _Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the plan of a module that attends."""
-        module, name = frame.module, self.place() if frame.name is None else frame.name
+        module, name = frame.module, frame.name
+        if name is None or _attends_as_one(module):
+            name = self.place()
         if self.inside_attention():
             return
         if self.is_operator(module):
@@ -224,7 +226,8 @@ class _Watch:
 
     def is_operator(self, module: nn.Module) -> bool:
         """Whether a module turns queries, keys and values into a result, with a plan."""
-        return isinstance(module, OperatorModule) or id(module) in self.operators
+        ours = isinstance(module, OperatorModule) or _attends_as_one(module)
+        return ours or id(module) in self.operators
 
     def inside_attention(self) -> bool:
         """Whether a module is running whose plan is kept as a whole."""
@@ -295,6 +298,11 @@ def _shape(call: dict[str, Any]) -> tuple[int, ...]:
     return (*call["query"].shape[:-1], call["key"].shape[-2])
 
 
+def _attends_as_one(module: nn.Module) -> bool:
+    """Whether a module gives its heads to several operators, and knows the plans of all."""
+    return getattr(module, "attends_as_one", False)
+
+
 def _layer(name: str) -> str:
     """The name of the layer that an operator belongs to."""
     return name.removesuffix("operator").removesuffix(".")
@@ -316,8 +324,20 @@ def _wanted_states(model: nn.Module, states: str | None) -> tuple[set[str], set[
     if states is None:
         return set(), set()
     named = dict(model.named_modules())
+    if not isinstance(states, str):
+        raise TypeError(
+            "capture: states must be 'blocks', a pattern of module names or None, but it is a "
+            f"{type(states).__name__}"
+        )
     if states != "blocks":
-        return set(), set(fnmatch.filter(named, states))
+        found = set(fnmatch.filter(named, states))
+        if not found:
+            raise ValueError(
+                f"capture: states={states!r} matches no module of {type(model).__name__}; names "
+                "are those of model.named_modules(), for example "
+                f"{max(named, key=len)!r}"
+            )
+        return set(), found
     first: set[str] = set()
     blocks: set[str] = set()
     for name, module in named.items():

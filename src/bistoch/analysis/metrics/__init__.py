@@ -22,6 +22,7 @@ from bistoch.analysis.metrics.rank import second_singular_value as second_singul
 from bistoch.analysis.metrics.rank import singular_values as singular_values
 from bistoch.analysis.metrics.rank import stable_rank as stable_rank
 from bistoch.analysis.metrics.rank import worst_contraction as worst_contraction
+from bistoch.analysis.metrics.sinks import SINK as SINK
 from bistoch.analysis.metrics.sinks import diagonal_score as diagonal_score
 from bistoch.analysis.metrics.sinks import off_rate as off_rate
 from bistoch.analysis.metrics.sinks import sink_rate as sink_rate

@@ -54,8 +54,8 @@ def mean_entropy(
     >>> round(mean_entropy(torch.full((3, 5), 0.2)).item(), 5)
     1.0
     """
-    rows = row_entropy(plan, query_mask=query_mask, key_mask=key_mask)
-    _, queries, keys = read_plan("mean_entropy", plan, query_mask, key_mask)
+    plan, queries, keys = read_plan("mean_entropy", plan, query_mask, key_mask)
+    rows = row_entropy(plan)
     largest = keys.sum(-1).clamp_min(1).log()
     return divide(rows.sum(-1), queries.sum(-1) * largest)
 
@@ -96,7 +96,7 @@ def column_load(
     >>> column_load(torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]))
     tensor([2.5000, 0.5000, 0.0000])
     """
-    sums = column_sums(plan, query_mask=query_mask, key_mask=key_mask)
+    sums = read_plan("column_load", plan, query_mask, key_mask)[0].sum(-2)
     return load_of(sums, key_mask=key_mask, column_mass=column_mass)
 
 

@@ -121,7 +121,7 @@ def second_singular_value(
     >>> second_singular_value(torch.full((4, 4), 0.25)).item() < 1e-6
     True
     """
-    values = singular_values(plan, query_mask=query_mask, key_mask=key_mask)
+    values = _singular_values(read_plan("second_singular_value", plan, query_mask, key_mask)[0])
     return values[..., 1] if values.shape[-1] > 1 else values.new_zeros(values.shape[:-1])
 
 
@@ -179,6 +179,7 @@ def mean_cosine(
     tensor(0.3333)
     """
     states, tokens = read_states("mean_cosine", states, token_mask)
+    states = _near_one(states, (-1,))
     unit = divide(states, torch.linalg.vector_norm(states, dim=-1, keepdim=True))
     count = tokens.sum(-1)
     # the square of the sum holds every pair, and each token with itself
@@ -191,14 +192,26 @@ def _centre(states: Tensor, tokens: Tensor) -> Tensor:
     return (states - mean[..., None, :]) * tokens[..., None]
 
 
+def _near_one(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Numbers over the largest of them: the squares of very large or small ones are lost."""
+    return divide(x, _largest(x, axes)) if x.numel() else x
+
+
+def _largest(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    return x.detach().abs().amax(axes, keepdim=True)
+
+
 def _frobenius(x: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(x) if x.shape[-1] and x.shape[-2] else x.sum((-2, -1))
+    if 0 in x.shape[-2:]:
+        return x.sum((-2, -1))
+    return torch.linalg.matrix_norm(_near_one(x, (-2, -1))) * _largest(x, (-2, -1))[..., 0, 0]
 
 
 def _composite(x: Tensor) -> Tensor:
     if 0 in x.shape[-2:]:
         return x.sum((-2, -1))
-    return (x.abs().sum(-2).amax(-1) * x.abs().sum(-1).amax(-1)).sqrt()
+    size = x.abs()
+    return size.sum(-2).amax(-1).sqrt() * size.sum(-1).amax(-1).sqrt()
 
 
 def _singular_values(x: Tensor) -> Tensor:

@@ -8,9 +8,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bistoch.analysis.metrics._real import divide, read_mask, read_plan
-from bistoch.analysis.metrics.balance import column_sums
 from bistoch.functional import _inputs
 from bistoch.functional.elastic.pose import working_dtype
+
+# from which mean attention on a key counts as a sink, as in the literature
+SINK = 0.3
 
 
 def sink_score(
@@ -38,14 +40,14 @@ def sink_score(
 
     Reference: Gu et al., When Attention Sink Emerges in Language Models, ICLR 2025.
     """
-    sums = column_sums(plan, query_mask=query_mask, key_mask=key_mask)
+    sums = read_plan("sink_score", plan, query_mask, key_mask)[0].sum(-2)
     return divide(sums, _viewers(plan.shape[-2], sums, causal, query_mask))
 
 
 def sink_rate(
     score: Float[Tensor, "*b m"],
     *,
-    threshold: float = 0.3,
+    threshold: float = SINK,
     position: int | None = None,
 ) -> Float[Tensor, ""]:
     """The share of plans that have a sink, in [0, 1]: a key with a sink score above `threshold`.
@@ -63,6 +65,11 @@ def sink_rate(
     """
     _inputs.check_floating("sink_rate", "score", score, axes="(*b, m)", rank=1)
     if position is not None:
+        if not -score.shape[-1] <= position < score.shape[-1]:
+            raise ValueError(
+                f"sink_rate: position must be that of one of the {score.shape[-1]} keys, but it is "
+                f"{position}; the first is 0"
+            )
         score = score[..., position : position + 1 or None]
     if score.numel() == 0:
         return score.new_zeros(())
@@ -155,7 +162,9 @@ def switch_ratio(
     """
     norms, keys = _norms("switch_ratio", value, key_mask)
     plan, _, _ = read_plan("switch_ratio", plan, query_mask, key_mask)
-    given = torch.linalg.vector_norm(plan @ value.to(plan.dtype), dim=-1)
+    # what stands in padding, which may be anything, is multiplied by zero otherwise
+    real = value.to(plan.dtype).masked_fill(keys[..., None] == 0, 0)
+    given = torch.linalg.vector_norm(plan @ real, dim=-1)
     return divide(given, divide(norms.sum(-1), keys.sum(-1))[..., None])
 
 

@@ -3,8 +3,9 @@
 Numba is imported, and its kernels are compiled or read from its cache, at the first call.
 """
 
+from functools import cache, lru_cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ def _backward(
 ) -> None:
     (batch, n, _), m = problem.query.shape, problem.key.shape[1]
     # two matrices, and the two thin ones whose product holds all iterations
-    elements = 2 * n * m + 2 * problem.iters * (n + m)
+    elements = 2 * n * (m + 15) + 2 * problem.iters * (n + m)
     if _is_empty(problem) or elements * problem.query.element_size() > WORKSPACE_BYTES:
         gradient.backward(problem, value, solution, history, upstream, grads)
         return
@@ -111,6 +112,41 @@ def _history(history: History) -> dict[str, Tensor]:
     return {f"{name}_history": field for name, field in history._asdict().items()}
 
 
+class Layout(NamedTuple):
+    """How the work on a batch of heads is shared out, and how large its pieces are."""
+
+    # threads with a head of their own; or one, and slots that share its rows
+    workers: int
+    slots: int
+    block: int
+    stored_rows: int
+    stride: int
+    # numbers of workspace for each worker
+    workspace_stride: int
+
+
+@lru_cache(maxsize=256)
+def _layout(
+    sizes: tuple[int, ...], backward: bool, threads: int, limits: tuple[int, ...]
+) -> Layout:
+    head = kernel_module("cpu_head")
+    batch, n, m, d, e, iters, size = sizes
+    workspace_bytes, own_head_bytes, block_bytes = limits
+    shared = batch < threads or n * m * size > own_head_bytes
+    workers, slots = (1, threads) if shared else (min(threads, batch), 1)
+    slots = max(1, min(slots, -(-n // 8)))
+    block = max(8, min(256, block_bytes // max(m * size, 1)) // 8 * 8)
+    block = max(1, min(block, n) if n <= 128 else block)
+    stride = head.padded(m, size)
+    elements = head.head_elements(n, m, e, stride, iters, n, backward)
+    each = slots * head.slot_elements(m, d, e, stride, block, backward)
+    stored = n
+    if not backward and workers * (elements + each) * size > workspace_bytes:
+        stored = block * slots
+        elements = head.head_elements(n, m, e, stride, iters, stored, backward)
+    return Layout(workers, slots, block, stored, stride, head.padded(elements + each, size))
+
+
 def _run(
     problem: Problem,
     value: Tensor,
@@ -125,22 +161,15 @@ def _run(
     runtime, head = kernel_module("cpu_runtime"), kernel_module("cpu_head")
     kernels = kernel_module("cpu_kernels")
     (batch, n, d), m, e = problem.query.shape, problem.key.shape[1], value.shape[2]
-    dtype = problem.query.dtype
-    size, iters, threads = dtype.itemsize, problem.iters, runtime.threads()
+    dtype, iters = problem.query.dtype, problem.iters
     start, number = runtime.team_entry()
-
-    shared = (batch < threads or n * m * size > OWN_HEAD_BYTES) and start != 0
-    workers, slots = (1, threads) if shared else (min(threads, batch), 1)
-    slots = max(1, min(slots, -(-n // 8)))
-    block = max(8, min(256, BLOCK_BYTES // max(m * size, 1)) // 8 * 8)
-    block = max(1, min(block, n) if n <= 128 else block)
-    elements = head.head_elements(n, m, e, iters, n, backward)
-    each = slots * head.slot_elements(m, d, e, block, backward)
-    stored = n
-    if not backward and workers * (elements + each) * size > WORKSPACE_BYTES:
-        stored = block * slots
-        elements = head.head_elements(n, m, e, iters, stored, backward)
-    workspace = torch.empty(workers * (elements + each), dtype=dtype)
+    # without a team whose members know their numbers, nobody can share a head
+    threads = runtime.threads() if start or batch > 1 else 1
+    limits = (WORKSPACE_BYTES, OWN_HEAD_BYTES if start else 1 << 60, BLOCK_BYTES)
+    sizes = (batch, n, m, d, e, iters, dtype.itemsize)
+    layout = _layout(sizes, backward, threads, limits)
+    workers, slots = layout.workers, layout.slots
+    workspace = torch.empty(workers * layout.workspace_stride, dtype=dtype)
 
     owners = max(workers, slots)
     mask_grads = None
@@ -149,33 +178,33 @@ def _run(
     named = tensors | problem._asdict() | solution._asdict() | {"value": value}
     # kept by name until the kernels are done: contiguous copies must outlive their addresses
     kept = {name: part.contiguous() for name, part in named.items() if isinstance(part, Tensor)}
-    addresses = {f"{name}_at": tensor.data_ptr() for name, tensor in kept.items()}
-    still = 8 * torch.finfo(dtype).eps
-    reals = np.array([-1.0 if problem.tol is None else problem.tol, still])
-    counters = np.zeros(2, np.int64)
-    phases = np.zeros(workers * (head.PHASE_COUNT + slots), np.int64)
-    numbers = np.empty(len(head.FIELDS), np.int64)
-    job = dict.fromkeys(head.FIELDS, 0) | _mask_layout(problem, head) | addresses
+    # one piece of memory: the job, two counters, two real numbers, and the phases of every worker
+    counters = len(head.FIELDS)
+    reals, phases = counters + 2, counters + 4
+    numbers = np.zeros(phases + workers * (head.PHASE_COUNT + slots), np.int64)
+    at = numbers.ctypes.data
+    tol = -1.0 if problem.tol is None else problem.tol
+    numbers[reals:phases].view(np.float64)[:] = tol, 8 * torch.finfo(dtype).eps
+    job = dict.fromkeys(head.FIELDS, 0) | kernels.addresses(backward, dtype)
+    job |= {f"{name}_at": tensor.data_ptr() for name, tensor in kept.items()}
+    job |= _mask_layout(problem, head) | layout._asdict()
     job |= {
-        "self_at": numbers.ctypes.data, "next_head": counters.ctypes.data,
-        "next_worker": counters.ctypes.data + 8, "start": start, "number": number,
-        "phase_at": phases.ctypes.data, "slots": slots, "gemm": runtime.gemm_address(dtype),
-        "batch": batch, "n": n, "m": m, "d": d, "e": e, "iters": iters, "block": block,
-        "stored_rows": stored, "backward": int(backward), "exact_error": exact_error,
-        "reals_at": reals.ctypes.data, "workspace_at": workspace.data_ptr(),
-        "workspace_stride": elements + each,
+        "self_at": at, "next_head": at + 8 * counters, "next_worker": at + 8 * (counters + 1),
+        "reals_at": at + 8 * reals, "phase_at": at + 8 * phases,
+        "start": start, "number": number, "gemm": runtime.gemm_address(dtype),
+        "batch": batch, "n": n, "m": m, "d": d, "e": e, "iters": iters,
+        "backward": int(backward), "exact_error": exact_error,
+        "workspace_at": workspace.data_ptr(),
         "mask_grad_at": 0 if mask_grads is None else mask_grads.data_ptr(),
         "mask_grad_size": 0 if mask_grad is None else mask_grad.numel(),
     }  # fmt: skip
-    for name in kernels.BACKWARD if backward else kernels.FORWARD:
-        job[f"{name}_body"] = kernels.compiled(name, dtype).address
-    numbers[:] = [job[name] for name in head.FIELDS]
-    worker = kernels.compiled("differentiate" if backward else "solve", dtype)
-    runtime.run(worker, numbers, workers)
+    numbers[:counters] = [job[name] for name in head.FIELDS]
+    runtime.run(kernels.leader(backward, dtype), at, workers)
     if mask_grad is not None and mask_grads is not None and mask_grads is not mask_grad:
         torch.sum(mask_grads, 0, out=mask_grad)
 
 
+@cache
 def kernel_module(name: str) -> Any:
     """One of the modules that hold kernels; they need Numba, and are imported when first used."""
     try:

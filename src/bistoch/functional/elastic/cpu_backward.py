@@ -27,7 +27,7 @@ from bistoch.functional.elastic.cpu_head import (
     of_slot,
     open_job,
     open_phase,
-    over_keys,
+    over_columns,
     over_queries,
     rows_of_slot,
     slot_at,
@@ -46,18 +46,18 @@ from bistoch.functional.elastic.cpu_runtime import (
 @jit
 def scores_grad_of(job, space, like):
     """The second stored matrix: Z, and in the end the gradient of the scores."""
-    return matrix(behind_vectors(job, space, like), job.n, job.m, like)
+    return matrix(behind_vectors(job, space, like), job.n, job.stride, like)
 
 
 @jit
 def grads_of_slot(job, space, slot, like):
     """Of one member of the team: a block of scratch, gradients of values and of keys, and a sum."""
     m, size = job.m, size_of(like)
-    scratch = slot_at(job, space, slot, like) + 2 * m * size
-    value_grad = scratch + job.block * m * size
+    scratch = slot_at(job, space, slot, like) + 2 * job.stride * size
+    value_grad = scratch + job.block * job.stride * size
     key_grad = value_grad + m * job.e * size
     return (
-        matrix(scratch, job.block, m, like),
+        matrix(scratch, job.block, job.stride, like),
         matrix(value_grad, m, job.e, like),
         matrix(key_grad, m, job.d, like),
         vector(key_grad + m * job.d * size, 1, like),
@@ -91,18 +91,19 @@ def prepare(pointer, like):
                 matmul(
                     job.gemm, TRANSPOSED, PLAIN, m, end - start, e, one,
                     job.value_at + phase.index * m * e * size_of(like), e,
-                    output_grad[start:].ctypes.data, e, zero, grad.ctypes.data, m,
+                    output_grad[start:].ctypes.data, e, zero, grad.ctypes.data, job.stride,
                 )  # fmt: skip
             else:
                 grad[:] = zero
             for i in range(start, end):
-                centre_row(plan[i - start], grad[i - start], factor[i], row_grad[i], partial)
+                row = i - start
+                centre_row(plan[row, :m], grad[row, :m], factor[i], row_grad[i], partial)
             flush(total, partial)
             if e:
                 matmul(
                     job.gemm, PLAIN, TRANSPOSED, e, m, end - start, one,
-                    output_grad[start:].ctypes.data, e, plan.ctypes.data, m, one,
-                    value_grad.ctypes.data, e,
+                    output_grad[start:].ctypes.data, e, plan.ctypes.data, job.stride,
+                    one, value_grad.ctypes.data, e,
                 )  # fmt: skip
         slot, tried = next_slot(job, pointer, tried), tried + 1
 
@@ -133,8 +134,8 @@ def step(pointer, like):
     scale = over_queries(job, phase.space, SHIFT, like)
     received = over_queries(job, phase.space, GRAD, like)
     ratio, weight = (
-        over_keys(job, phase.space, STEP, like),
-        over_keys(job, phase.space, WEIGHT, like),
+        over_columns(job, phase.space, STEP, like),
+        over_columns(job, phase.space, WEIGHT, like),
     )
     slot, tried = next_slot(job, pointer, 0), 1
     while slot >= 0:
@@ -190,19 +191,20 @@ def scatter(pointer, like):
             if rank:
                 matmul(
                     job.gemm, TRANSPOSED, PLAIN, m, rows, rank, one, right.ctypes.data + skipped,
-                    width, left[start:].ctypes.data + skipped, width, zero, scratch.ctypes.data, m,
+                    width, left[start:].ctypes.data + skipped, width, zero, scratch.ctypes.data,
+                    job.stride,
                 )  # fmt: skip
                 for i in range(rows):
                     for j in range(m):
                         grad[i, j] -= plan[i, j] * scratch[i, j]
             if d:
                 matmul(
-                    job.gemm, PLAIN, PLAIN, d, rows, m, one, key_at, d, grad.ctypes.data, m, zero,
-                    query_grad[start:].ctypes.data, d,
+                    job.gemm, PLAIN, PLAIN, d, rows, m, one, key_at, d, grad.ctypes.data,
+                    job.stride, zero, query_grad[start:].ctypes.data, d,
                 )  # fmt: skip
                 matmul(
                     job.gemm, PLAIN, TRANSPOSED, d, m, rows, sharpness, query[start:].ctypes.data,
-                    d, grad.ctypes.data, m, one, key_grad.ctypes.data, d,
+                    d, grad.ctypes.data, job.stride, one, key_grad.ctypes.data, d,
                 )  # fmt: skip
                 for i in range(start, end):
                     for c in range(d):

@@ -13,6 +13,7 @@ from bistoch.functional.elastic.cpu_head import (
     FACTOR,
     STEP,
     WEIGHT,
+    clear_padding,
     gather_totals,
     low_rank,
     of_head,
@@ -57,6 +58,7 @@ def differentiate_head(job, index, space, worker, like):
     )
     column[:] = vector(job.column_at + index * m * size, m, like)
     over_keys(job, space, ABSORBED, like)[:] = column
+    clear_padding(job, space, like)
     steps = whole(job.iterations_at)[index]
     replay_columns(job, index, space, steps, like)
     run_phase(job, job.prepare_body, index, space, worker, 0, 0)

@@ -25,7 +25,7 @@ from bistoch.functional.elastic.cpu_head import (
     of_slot,
     open_job,
     open_phase,
-    over_keys,
+    over_columns,
     over_queries,
     rows_of_slot,
     vector,
@@ -81,7 +81,7 @@ def iterate(pointer, like):
     job = open_job(phase.job_at)
     kernel = kernel_of(job, phase.space, like)
     factor = over_queries(job, phase.space, FACTOR, like)
-    weight = over_keys(job, phase.space, WEIGHT, like)
+    weight = over_columns(job, phase.space, WEIGHT, like)
     slot, tried = next_slot(job, pointer, 0), 1
     while slot >= 0:
         total = of_slot(job, phase.space, slot, SUM, like)
@@ -119,7 +119,7 @@ def finish(pointer, like):
     m, e, one, zero = job.m, job.e, like(1), like(0)
     kernel = kernel_of(job, phase.space, like)
     factor = over_queries(job, phase.space, FACTOR, like)
-    weight = over_keys(job, phase.space, WEIGHT, like)
+    weight = over_columns(job, phase.space, WEIGHT, like)
     output = of_head(job.output_at, phase.index, job.n, e, like)
     row = vector(job.row_at + phase.index * job.n * size_of(like), job.n, like)
     weighted = behind_vectors(job, phase.space, like)
@@ -147,7 +147,7 @@ def finish(pointer, like):
             if e:
                 matmul(
                     job.gemm, PLAIN, PLAIN, e, end - start, m, one, weighted, e,
-                    block.ctypes.data, m, zero, output[start:].ctypes.data, e,
+                    block.ctypes.data, job.stride, zero, output[start:].ctypes.data, e,
                 )  # fmt: skip
             for i in range(start, end):
                 for c in range(e):

@@ -22,6 +22,17 @@ from bistoch.functional.elastic.cpu_runtime import (
     take_next,
     thread_number,
 )
+from bistoch.functional.elastic.cpu_vector import (
+    BYTES,
+    add_vectors,
+    lanes_of,
+    load,
+    multiply_add,
+    multiply_vectors,
+    spread,
+    store,
+    total,
+)
 
 # the numbers of a job in their order; names ending in _at are addresses
 FIELDS = (
@@ -29,7 +40,8 @@ FIELDS = (
     "self_at", "next_head", "next_worker", "start", "number", "phase_at", "slots", "gemm",
     "build_body", "iterate_body", "finish_body", "prepare_body", "step_body", "scatter_body",
     # sizes
-    "batch", "n", "m", "d", "e", "iters", "block", "stored_rows", "backward", "exact_error",
+    "batch", "n", "m", "d", "e", "stride", "iters", "block", "stored_rows", "backward",
+    "exact_error",
     # inputs
     "reals_at", "query_at", "key_at", "value_at", "mask_at", "mask_kind", "mask_index_at",
     "mask_stride", "mask_row_stride", "mask_column_stride", "query_mask_at", "key_mask_at",
@@ -60,15 +72,26 @@ QUERY_VECTORS, KEY_VECTORS = 3, 7
 SUM, PARTIAL = range(2)
 
 
-def head_elements(n: int, m: int, e: int, iters: int, stored: int, backward: bool) -> int:
+def padded(length: int, size: int) -> int:
+    """A length in whole vectors, for numbers of so many bytes: rows of K and vectors over keys.
+
+    What is behind the last key is zero in K and in column factors, so passes need not stop at it.
+    """
+    lanes = BYTES // size
+    return -(-length // lanes) * lanes
+
+
+def head_elements(
+    n: int, m: int, e: int, stride: int, iters: int, stored: int, backward: bool
+) -> int:
     """How many numbers the work on one head needs, beside its slots."""
-    more = (n * m + 2 * iters * (n + m)) if backward else m * e
-    return stored * m + QUERY_VECTORS * n + KEY_VECTORS * m + more
+    more = (n * stride + 2 * iters * (n + m)) if backward else m * e
+    return stored * stride + QUERY_VECTORS * n + KEY_VECTORS * stride + more
 
 
-def slot_elements(m: int, d: int, e: int, block: int, backward: bool) -> int:
+def slot_elements(m: int, d: int, e: int, stride: int, block: int, backward: bool) -> int:
     """How many numbers each member of a team needs."""
-    return 2 * m + ((block * m + m * (d + e) + 1) if backward else 0)
+    return 2 * stride + ((block * stride + m * (d + e) + 1) if backward else 0)
 
 
 @intrinsic(prefer_literal=True)
@@ -121,34 +144,48 @@ def whole(address):
 @jit
 def kernel_of(job, space, like):
     """The stored matrix: K in the forward, P in the backward."""
-    return matrix(space, job.stored_rows, job.m, like)
+    return matrix(space, job.stored_rows, job.stride, like)
 
 
 @jit
 def over_queries(job, space, which, like):
     """A vector of the head over its queries."""
-    behind = job.stored_rows * job.m + which * job.n
+    behind = (job.stored_rows + KEY_VECTORS) * job.stride + which * job.n
     return vector(space + behind * size_of(like), job.n, like)
 
 
 @jit
 def over_keys(job, space, which, like):
     """A vector of the head over its keys."""
-    behind = job.stored_rows * job.m + QUERY_VECTORS * job.n + which * job.m
+    behind = (job.stored_rows + which) * job.stride
     return vector(space + behind * size_of(like), job.m, like)
+
+
+@jit
+def over_columns(job, space, which, like):
+    """The same in whole vectors, for a pass over K."""
+    behind = (job.stored_rows + which) * job.stride
+    return vector(space + behind * size_of(like), job.stride, like)
+
+
+@jit
+def clear_padding(job, space, like):
+    """Let nothing be behind the last key."""
+    for which in range(KEY_VECTORS):
+        over_columns(job, space, which, like)[job.m :] = like(0)
 
 
 @jit
 def behind_vectors(job, space, like):
     """Where the larger things of a head begin: weighted values, or what the backward needs."""
-    behind = (job.stored_rows + KEY_VECTORS) * job.m + QUERY_VECTORS * job.n
+    behind = (job.stored_rows + KEY_VECTORS) * job.stride + QUERY_VECTORS * job.n
     return space + behind * size_of(like)
 
 
 @jit
 def low_rank(job, space, like):
     """The two thin matrices whose product rescales the plan in the backward."""
-    left = behind_vectors(job, space, like) + job.n * job.m * size_of(like)
+    left = behind_vectors(job, space, like) + job.n * job.stride * size_of(like)
     right = left + 2 * job.n * job.iters * size_of(like)
     return matrix(left, job.n, 2 * job.iters, like), matrix(right, job.m, 2 * job.iters, like)
 
@@ -156,19 +193,19 @@ def low_rank(job, space, like):
 @jit
 def slot_at(job, space, number, like):
     """Where the part of the workspace begins that belongs to one member of the team."""
-    own = 2 * job.m
+    own = 2 * job.stride
     behind = job.m * job.e
     if job.backward:
-        own += job.block * job.m + job.m * (job.d + job.e) + 1
-        behind = job.n * job.m + 2 * job.iters * (job.n + job.m)
+        own += job.block * job.stride + job.m * (job.d + job.e) + 1
+        behind = job.n * job.stride + 2 * job.iters * (job.n + job.m)
     return behind_vectors(job, space, like) + (behind + number * own) * size_of(like)
 
 
 @jit
 def of_slot(job, space, number, which, like):
-    """A vector over keys that belongs to one member of the team."""
+    """A vector over keys, in whole vectors, that belongs to one member of the team."""
     start = slot_at(job, space, number, like)
-    return vector(start + which * job.m * size_of(like), job.m, like)
+    return vector(start + which * job.stride * size_of(like), job.stride, like)
 
 
 @jit
@@ -216,7 +253,8 @@ def write_scores(job, index, first, last, block, like):
         matmul(
             job.gemm, TRANSPOSED, PLAIN, m, last - first, d, sharpness,
             job.key_at + index * m * d * size, d,
-            job.query_at + (index * job.n + first) * d * size, d, zero, block.ctypes.data, m,
+            job.query_at + (index * job.n + first) * d * size, d, zero, block.ctypes.data,
+            job.stride,
         )  # fmt: skip
     else:
         block[:] = zero
@@ -258,9 +296,10 @@ def build_block(job, index, space, first, last, block, like):
     one, zero = like(1), like(0)
     write_scores(job, index, first, last, block, like)
     for i in range(first, last):
-        highest, total = exponentiate(block[i - first], absorbed)
+        highest, rest = exponentiate(block[i - first, : job.m], absorbed)
+        block[i - first, job.m :] = zero
         shift[i] = highest
-        factor[i] = one / total if total > zero else zero
+        factor[i] = one / rest if rest > zero else zero
 
 
 @jit
@@ -286,42 +325,55 @@ def exponentiate(row, bias):
 @jit
 def add_columns(block, factor, totals):
     """Add `block^T factor` to the totals, for at most eight rows, still in the nearest cache."""
-    rows, m = block.shape
+    rows, length = block.shape
+    like = totals.dtype.type
+    wide, size = lanes_of(like), size_of(like)
+    step, at, to = length * size, block.ctypes.data, totals.ctypes.data
     if rows == 8:
-        f0, f1, f2, f3 = factor[0], factor[1], factor[2], factor[3]
-        f4, f5, f6, f7 = factor[4], factor[5], factor[6], factor[7]
-        for j in range(m):
-            totals[j] += (
-                f0 * block[0, j] + f1 * block[1, j] + f2 * block[2, j] + f3 * block[3, j]
-                + f4 * block[4, j] + f5 * block[5, j] + f6 * block[6, j] + f7 * block[7, j]
-            )  # fmt: skip
+        f0, f1, f2, f3 = spread(factor[0]), spread(factor[1]), spread(factor[2]), spread(factor[3])
+        f4, f5, f6, f7 = spread(factor[4]), spread(factor[5]), spread(factor[6]), spread(factor[7])
+        for j in range(0, length * size, wide * size):
+            # two sums, so that no addition waits for the one before
+            a = multiply_add(load(at + j, like), f0, load(to + j, like))
+            b = multiply_vectors(load(at + j + step, like), f1)
+            a = multiply_add(load(at + j + 2 * step, like), f2, a)
+            b = multiply_add(load(at + j + 3 * step, like), f3, b)
+            a = multiply_add(load(at + j + 4 * step, like), f4, a)
+            b = multiply_add(load(at + j + 5 * step, like), f5, b)
+            a = multiply_add(load(at + j + 6 * step, like), f6, a)
+            b = multiply_add(load(at + j + 7 * step, like), f7, b)
+            store(to + j, add_vectors(a, b))
     else:
         for i in range(rows):
-            f = factor[i]
-            for j in range(m):
-                totals[j] += f * block[i, j]
+            f = spread(factor[i])
+            for j in range(0, length * size, wide * size):
+                here = load(at + i * step + j, like)
+                store(to + j, multiply_add(here, f, load(to + j, like)))
 
 
 @jit
 def dot_rows(block, weights, sums):
     """Products of rows with weights, four rows at a time."""
-    rows, m = block.shape
-    zero = sums.dtype.type(0)
+    rows, length = block.shape
+    like = sums.dtype.type
+    wide, size, zero = lanes_of(like), size_of(like), like(0)
+    step, weights_at = length * size, weights.ctypes.data
     even = rows - rows % 4
     for i in range(0, even, 4):
-        s0, s1, s2, s3 = zero, zero, zero, zero
-        for j in range(m):
-            w = weights[j]
-            s0 += block[i, j] * w
-            s1 += block[i + 1, j] * w
-            s2 += block[i + 2, j] * w
-            s3 += block[i + 3, j] * w
-        sums[i], sums[i + 1], sums[i + 2], sums[i + 3] = s0, s1, s2, s3
+        at = block.ctypes.data + i * step
+        s0, s1, s2, s3 = spread(zero), spread(zero), spread(zero), spread(zero)
+        for j in range(0, length * size, wide * size):
+            w = load(weights_at + j, like)
+            s0 = multiply_add(load(at + j, like), w, s0)
+            s1 = multiply_add(load(at + j + step, like), w, s1)
+            s2 = multiply_add(load(at + j + 2 * step, like), w, s2)
+            s3 = multiply_add(load(at + j + 3 * step, like), w, s3)
+        sums[i], sums[i + 1], sums[i + 2], sums[i + 3] = total(s0), total(s1), total(s2), total(s3)
     for i in range(even, rows):
-        s = zero
-        for j in range(m):
-            s += block[i, j] * weights[j]
-        sums[i] = s
+        at, s = block.ctypes.data + i * step, spread(zero)
+        for j in range(0, length * size, wide * size):
+            s = multiply_add(load(at + j, like), load(weights_at + j, like), s)
+        sums[i] = total(s)
 
 
 @jit
@@ -335,10 +387,10 @@ def flush(total, partial):
 @jit
 def gather_totals(job, space, like):
     """The column totals of all slots, always in the same order."""
-    total = over_keys(job, space, TOTAL, like)
-    total[:] = of_slot(job, space, 0, SUM, like)
+    totals = over_keys(job, space, TOTAL, like)
+    totals[:] = of_slot(job, space, 0, SUM, like)[: job.m]
     for number in range(1, job.slots):
         more = of_slot(job, space, number, SUM, like)
-        for j in range(len(more)):
-            total[j] += more[j]
-    return total
+        for j in range(job.m):
+            totals[j] += more[j]
+    return totals

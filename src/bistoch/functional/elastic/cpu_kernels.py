@@ -18,6 +18,19 @@ BACKWARD = ("prepare", "step", "scatter")
 
 
 @cache
+def addresses(backward: bool, dtype: torch.dtype) -> dict[str, int]:
+    """Where the kernels of the phases are, by the names that a job has for them."""
+    names = BACKWARD if backward else FORWARD
+    return {f"{name}_body": compiled(name, dtype).address for name in names}
+
+
+@cache
+def leader(backward: bool, dtype: torch.dtype) -> int:
+    """Where the kernel is that leads heads through their phases."""
+    return compiled("differentiate" if backward else "solve", dtype).address
+
+
+@cache
 def compiled(name: str, dtype: torch.dtype):
     """One kernel in one precision."""
     return body(_KERNELS[name, dtype])

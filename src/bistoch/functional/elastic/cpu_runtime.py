@@ -323,17 +323,26 @@ def threads() -> int:
     return 1 if os.getpid() != _PROCESS else torch.get_num_threads()
 
 
-def run(compiled, job: np.ndarray, team: int) -> None:
-    """Run a compiled body on a team of threads; every member calls it with the same job."""
-    pointer = job.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
+def run(body: int, job: int, team: int) -> None:
+    """Run the body at an address on a team of threads; every member calls it with the same job."""
     start, _ = team_entry()
     if team == 1:
-        compiled.ctypes(pointer)
+        _BODY(body)(job)
     elif start:
-        kind = ctypes.CFUNCTYPE(
-            None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
-        )
-        kind(start)(compiled.address, job.ctypes.data, team, 0)
+        _TEAM(start)(body, job, team, 0)
     else:
         with ThreadPoolExecutor(team) as pool:
-            list(pool.map(compiled.ctypes, [pointer] * team))
+            list(pool.map(_BODY(body), [job] * team))
+
+
+@cache
+def _function(kind, address: int):
+    """A function of the machine as one of Python; making it takes longer than calling it."""
+    return kind(address)
+
+
+_BODY = partial(_function, ctypes.CFUNCTYPE(None, ctypes.c_void_p))
+_TEAM = partial(
+    _function,
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint),
+)

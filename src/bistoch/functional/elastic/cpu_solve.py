@@ -17,6 +17,7 @@ from bistoch.functional.elastic.cpu_head import (
     TOTAL,
     WEIGHT,
     behind_vectors,
+    clear_padding,
     forbid,
     gather_totals,
     matrix,
@@ -62,6 +63,7 @@ def solve_head(job, index, space, worker, like):
     tol, still = vector(job.reals_at, 2, np.float64)
     keep = job.stored_rows == job.n
     over_keys(job, space, COLUMN, like)[:] = like(0)
+    clear_padding(job, space, like)
     fresh, steps, rest, before = False, job.iters, like(0), like(np.inf)
     for t in range(job.iters):
         if fresh:
@@ -155,7 +157,7 @@ def rescue_totals(job, index, space, total, peak, like):
     """Column totals in the log domain, for columns whose terms underflow: peak and sum apart."""
     n, m = job.n, job.m
     factor = over_queries(job, space, FACTOR, like)
-    scratch = np.empty((min(job.block, n), m), like)
+    scratch = np.empty((min(job.block, n), job.stride), like)
     peak[:] = like(-np.inf)
     total[:] = like(0)
     for sweep in range(2):
@@ -242,7 +244,7 @@ def close_columns(job, index, space, like):
     column[:] = over_keys(job, space, COLUMN, like)
     if job.mask_kind == NO_MASK and not job.query_mask_at and not job.key_mask_at:
         return
-    scratch = np.empty((min(job.block, n), m), like)
+    scratch = np.empty((min(job.block, n), job.stride), like)
     highest = over_keys(job, space, PEAK, like)
     highest[:] = like(-np.inf)
     for first in range(0, n, job.block):

@@ -131,7 +131,8 @@ def _run(name: str, scores: Tensor, options: Options, tensors: dict[str, Tensor]
     }  # fmt: skip
     if batch * n * m:
         numbers = np.array([job[field] for field in layout.FIELDS], np.int64)
-        runtime.run(kernels.compiled(name, scores.dtype), numbers, workers)
+        body = kernels.compiled(name, scores.dtype).address
+        runtime.run(body, numbers.ctypes.data, workers)
     return unsafe.nonzero().flatten()
 
 

@@ -4,12 +4,13 @@ The plumbing is here once (schema, shapes for tracing, what is saved for backwar
 two functions that fill tensors.
 """
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.function import once_differentiable
 
 from bistoch.functional.elastic.problem import Problem, Solution, full_precision
 
@@ -56,7 +57,31 @@ Backward = Callable[[Problem, Tensor, Solution, History, Upstream, Gradients], N
 def register(
     name: str, forward: Forward, backward: Backward
 ) -> Callable[[Problem, Tensor], Solution]:
-    """Register `bistoch::name` and its backward; return the function that solves with it."""
+    """Register `bistoch::name` and its backward; return the function that solves with it.
+
+    What compilers, exporters and transforms see is the registered operator. A plain call in eager
+    mode goes past the dispatcher, whose Python layers would cost more than a small problem.
+    """
+
+    def run_forward(query, key, value, *rest):
+        *fields, iters, tol, keep_history = rest
+        solution, history = empty(query, key, value, iters, keep_history)
+        with full_precision(query.device):
+            problem = Problem(query, key, *fields, iters, tol)
+            forward(problem, value, solution, history if keep_history else None)
+        return (*solution, *history)
+
+    def run_backward(mask_needs_grad, arriving, inputs, results):
+        query, key, value, *fields = inputs
+        history = History(*results[5:])
+        problem = Problem(query, key, *fields, history.row.shape[1], None)
+        differentiable = (query, key, value, *fields[4:])
+        grads = _zeros(differentiable, problem.mask if mask_needs_grad else None)
+        with full_precision(query.device):
+            backward(
+                problem, value, Solution(*results[:5]), history, Upstream(*arriving), grads
+            )  # fmt: skip
+        return grads
 
     @torch.library.custom_op(f"bistoch::{name}", mutates_args=())
     def forward_op(
@@ -75,14 +100,10 @@ def register(
         tol: float | None,
         keep_history: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        problem = Problem(
-            query, key, mask, mask_index, query_mask, key_mask, sharpness, lam, omega, log_mass,
-            iters, tol,
+        return run_forward(
+            query, key, value, mask, mask_index, query_mask, key_mask, sharpness, lam, omega,
+            log_mass, iters, tol, keep_history,
         )  # fmt: skip
-        solution, history = empty(query, key, value, iters, keep_history)
-        with full_precision(query.device):
-            forward(problem, value, solution, history if keep_history else None)
-        return (*solution, *history)
 
     @forward_op.register_fake
     def _(query, key, value, *rest):
@@ -116,18 +137,14 @@ def register(
         log_total_history: Tensor,
         mask_needs_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        problem = Problem(
-            query, key, mask, mask_index, query_mask, key_mask, sharpness, lam, omega, log_mass,
-            row_history.shape[1], None,
+        inputs = (
+            query, key, value, mask, mask_index, query_mask, key_mask, sharpness, lam, omega,
+            log_mass,
         )  # fmt: skip
-        solution = Solution(output, row, column, error, iterations)
-        differentiable = (query, key, value, sharpness, lam, omega, log_mass)
-        grads = _zeros(differentiable, mask if mask_needs_grad else None)
-        with full_precision(query.device):
-            history = History(row_history, peak_history, log_total_history)
-            upstream = Upstream(output_grad, row_grad, column_grad)
-            backward(problem, value, solution, history, upstream, grads)
-        return grads
+        results = (
+            output, row, column, error, iterations, row_history, peak_history, log_total_history,
+        )  # fmt: skip
+        return run_backward(mask_needs_grad, (output_grad, row_grad, column_grad), inputs, results)
 
     @backward_op.register_fake
     def _(output_grad, row_grad, column_grad, query, key, value, *rest):
@@ -137,30 +154,68 @@ def register(
         return tuple(_zeros(differentiable, mask if mask_needs_grad else None))
 
     def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(*inputs[:11], *output)
+        ctx.save_for_backward(*inputs[:INPUTS], *output)
         ctx.mark_non_differentiable(*output[3:])
 
     def differentiate(ctx, output_grad, row_grad, column_grad, *_):
         mask_needs_grad = ctx.needs_input_grad[3]
-        grads = Gradients(
-            *backward_op(output_grad, row_grad, column_grad, *ctx.saved_tensors, mask_needs_grad)
+        arriving = (output_grad, row_grad, column_grad)
+        return _by_input(
+            backward_op(*arriving, *ctx.saved_tensors, mask_needs_grad), mask_needs_grad
         )
-        mask = grads.mask if mask_needs_grad else None
-        return (
-            grads.query, grads.key, grads.value, mask, None, None, None,
-            grads.sharpness, grads.lam, grads.omega, grads.log_mass, None, None, None,
-        )  # fmt: skip
 
     forward_op.register_autograd(differentiate, setup_context=setup_context)
 
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *inputs):
+            output = run_forward(*inputs)
+            setup_context(ctx, inputs, output)
+            return output
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx, output_grad, row_grad, column_grad, *_):
+            mask_needs_grad = ctx.needs_input_grad[3]
+            arriving, saved = (output_grad, row_grad, column_grad), ctx.saved_tensors
+            grads = run_backward(mask_needs_grad, arriving, saved[:INPUTS], saved[INPUTS:])
+            return _by_input(grads, mask_needs_grad)
+
     def solve(problem: Problem, value: Tensor) -> Solution:
+        query, key, *rest = problem
         inputs = (value, *(field for field in problem if isinstance(field, Tensor)))
         refuse_tangents(name, inputs, 'choose backend="reference"')
         keep_history = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-        query, key, *rest = problem
-        return Solution(*forward_op(query, key, value, *rest, keep_history)[:5])
+        call: Callable[..., Any] = forward_op
+        if _is_plain(inputs):
+            call = Eager.apply if keep_history else run_forward
+        return Solution(*call(query, key, value, *rest, keep_history)[:5])
 
     return solve
+
+
+# how many inputs of the operator are tensors; the others are numbers
+INPUTS = 11
+
+
+def _by_input(grads: Sequence[Tensor], mask_needs_grad: bool) -> tuple[Tensor | None, ...]:
+    """Gradients in the order of the inputs of the operator."""
+    found = Gradients(*grads)
+    mask = found.mask if mask_needs_grad else None
+    return (
+        found.query, found.key, found.value, mask, None, None, None,
+        found.sharpness, found.lam, found.omega, found.log_mass, None, None, None,
+    )  # fmt: skip
+
+
+def _is_plain(inputs: Iterable[Tensor]) -> bool:
+    """Whether nobody but autograd watches this call: no compiler, transform, mode or subclass."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+        or any(type(tensor) not in (Tensor, torch.nn.Parameter) for tensor in inputs)
+    )
 
 
 def refuse_tangents(name: str, inputs: Iterable[Tensor], remedy: str) -> None:
@@ -189,6 +244,9 @@ def empty(
         error=query.new_empty(batch),
         iterations=query.new_empty(batch, dtype=torch.int64),
     )
+    if not keep_history:
+        nothing = query.new_empty(batch, 0, 0)
+        return solution, History(nothing, nothing, nothing)
     history = (query.new_empty(batch, kept, size) for size in (n, m, m))
     return solution, History(*history)
 

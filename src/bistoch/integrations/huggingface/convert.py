@@ -141,6 +141,7 @@ def _make(
     lam: Start | None,
 ) -> Swapped:
     count = count_heads(name, layer)
+    asked = heads
     if heads is not None:
         heads = sorted(heads)
         if not heads or heads[0] < 0 or heads[-1] >= count or len(set(heads)) < len(heads):
@@ -151,8 +152,16 @@ def _make(
     size = count if heads is None else len(heads)
     module = build_operator(_text(operator, options), size, head_size(layer))
     if lam is not None:
-        start = torch.as_tensor(lam, dtype=torch.float32)
+        try:
+            start = torch.as_tensor(lam, dtype=torch.float32)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"convert: lam must be a number, or one for each of {size} heads, but it is {lam!r}"
+            ) from None
         _inputs.check_lam("convert", start, (size,))
+        if asked is not None:
+            # heads are kept in order, and each keeps the number that was said beside it
+            start = start.expand(size)[torch.tensor(asked).argsort()]
         with torch.no_grad():
             module.get_parameter("lam").copy_(start)
     like = next(layer.parameters(), None)
@@ -181,6 +190,11 @@ def _choose_layers(
     named = [set(choice) for choice in (heads, lam) if isinstance(choice, Mapping)]
     if layers is None:
         layers = sorted(set.intersection(*named)) if named else range(len(known))
+        if not layers:
+            raise ValueError(
+                "convert: heads and lam must name a layer in common, or lam and heads of one that "
+                f"exists, but they name {[sorted(some) for some in named]}"
+            )
     if isinstance(layers, str):
         raise TypeError(f"convert: layers must be a list, but it is {layers!r}; write [{layers!r}]")
     chosen: set[int] = set()

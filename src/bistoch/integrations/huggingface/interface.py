@@ -126,11 +126,11 @@ def attend(
     )
     if not independent:
         _check_order(swapped, module, causal or looks_causal(masks), n, m)
-    result = drop(swapped(query, key, value, masks), dropout, module.training)
+    result = drop(swapped(query, key, value, **masks), dropout, module.training)
     # the configuration of the model, not the copy of a converted layer, is what a user changes
     config = module.config if swapped.config is None else swapped.config
     wanted = output_attentions or getattr(config, "output_attentions", False)
-    plan = swapped.plan(query, key, masks) if wanted else None
+    plan = swapped.plan(query, key, **masks) if wanted else None
     if head_mask is not None:
         # a head is scaled by scaling its result, which is its plan times the values
         result = result * head_mask.reshape(-1, query.shape[1], 1, 1)

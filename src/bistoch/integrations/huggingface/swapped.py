@@ -24,10 +24,13 @@ class Swapped(nn.Module):
     >>> import bistoch
     >>> q, k, v = torch.randn(3, 2, 4, 5, 8).unbind()
     >>> some = Swapped(bistoch.nn.Sinkhorn(iters=200), [1, 3], 4, config=None)
-    >>> sums = some.plan(q, k, Masks(mask=None, query_mask=None, key_mask=None)).sum(-2)
+    >>> sums = some.plan(q, k).sum(-2)
     >>> [(column - 1).abs().max().item() < 1e-3 for column in sums.unbind(1)]
     [False, True, False, True]
     """
+
+    # what `analysis.capture` records as one: the heads it leaves to softmax have plans too
+    attends_as_one = True
 
     def __init__(
         self, operator: OperatorModule, heads: Sequence[int] | None, count: int, config: Any
@@ -48,9 +51,12 @@ class Swapped(nn.Module):
         query: Float[Tensor, "b h n d"],
         key: Float[Tensor, "b h m d"],
         value: Float[Tensor, "b h m e"],
-        masks: Masks,
+        mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
     ) -> Float[Tensor, "b h n e"]:
         """Attend, every head in its own way."""
+        masks = Masks(mask=mask, query_mask=query_mask, key_mask=key_mask)
         if self.heads is None:
             return self.operator(query, key, value, **masks)
         ours, rest = self.heads, self._rest()
@@ -61,9 +67,15 @@ class Swapped(nn.Module):
         return self._merge(swapped, others)
 
     def plan(
-        self, query: Float[Tensor, "b h n d"], key: Float[Tensor, "b h m d"], masks: Masks
+        self,
+        query: Float[Tensor, "b h n d"],
+        key: Float[Tensor, "b h m d"],
+        mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
     ) -> Float[Tensor, "b h n m"]:
         """The plans with which `forward` weighs the values."""
+        masks = Masks(mask=mask, query_mask=query_mask, key_mask=key_mask)
         if self.heads is None:
             return self.operator.plan(query, key, **masks)
         ours, rest = self.heads, self._rest()

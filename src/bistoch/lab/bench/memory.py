@@ -24,15 +24,31 @@ def allocated_by(call: Callable[[], Any]) -> tuple[Any, int]:
     >>> allocated_by(lambda: torch.ones(1000))[1]
     4000
     """
+    result, changes = _allocations(call)
+    alive = peak = 0
+    for change in changes:
+        alive += change
+        peak = max(peak, alive)
+    return result, peak
+
+
+def largest_allocation(call: Callable[[], Any]) -> int:
+    """The most bytes that a call asked torch's allocator for at once, for one tensor.
+
+    >>> import torch
+    >>> largest_allocation(lambda: torch.ones(1000).exp())
+    4000
+    """
+    return max(_allocations(call)[1], default=0)
+
+
+def _allocations(call: Callable[[], Any]) -> tuple[Any, list[int]]:
+    """The result of a call, and the bytes that were taken, or given back, in their order."""
     with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         result = call()
     events = recorded.profiler.kineto_results.events()
-    alive = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        if event.name() == "[memory]":
-            alive += event.nbytes()
-            peak = max(peak, alive)
-    return result, peak
+    in_order = sorted(events, key=lambda event: event.start_ns())
+    return result, [event.nbytes() for event in in_order if event.name() == "[memory]"]
 
 
 def resident_growth(call: Callable[[], Any]) -> int | None:

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 from bistoch.lab.bench.contenders import SDPA
 from bistoch.lab.bench.measure import Cell
 from bistoch.lab.bench.table import MIB, label
+from bistoch.lab.drawing import GRID, INK, PALETTE, import_figure
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
-INK, RULE = "#222222", "#e4e4e4"
 # the palette of Okabe and Ito, which colour-blind eyes can tell apart; one colour per family
 FAMILIES = {
     "elastic cpu": "#d55e00", "elastic streaming": "#0072b2", "elastic reference": "#56b4e9",
     "dense": "#000000", "POT": "#009e73", "OTT": "#cc79a7", "GeomLoss": "#e69f00",
 }  # fmt: skip
-SPARE = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+SPARE = ("#d55e00", *(colour for colour in PALETTE if colour != "#d55e00"))
 DASHES = ((0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 1.5)))
 FILLED, SMALL = ("o", "s", "D", "^"), ("v", "^", "<", ">")
 
@@ -37,7 +37,7 @@ def draw_bench(cells: Sequence[Cell], caption: str = "") -> "matplotlib.figure.F
     known = {cell.direction for cell in drawn}
     directions = [way for way in ("forward", "forward+backward") if way in known] or ["forward"]
     size = (3.4 + 4.2 * len(directions), 7.4)
-    figure = _import_figure()(figsize=size, layout="constrained")
+    figure = import_figure()(figsize=size, layout="constrained")
     axes = figure.subplots(2, len(directions), squeeze=False, sharey="row", sharex=True)
     styles = _styles(drawn)
     usual = max((cell.shape[-3] for cell in drawn), default=1)
@@ -58,16 +58,6 @@ def draw_bench(cells: Sequence[Cell], caption: str = "") -> "matplotlib.figure.F
         caption += "; hollow marks: one head"
     figure.suptitle(caption, x=0.01, ha="left", fontsize=10, color=INK)
     return figure
-
-
-def _import_figure() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError(
-            'drawing a picture needs matplotlib; install it with: pip install "bistoch[plot]"'
-        ) from None
-    return Figure
 
 
 def _styles(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
@@ -143,7 +133,7 @@ def _tidy(axes: Any, sizes: Sequence[int]) -> None:
     steps = (1, 2, 5) if high / low < 2000 else (1,)
     axes.yaxis.set_major_locator(LogLocator(subs=steps))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.grid(color=RULE, linewidth=0.6)
+    axes.grid(color=GRID, linewidth=0.6)
     axes.tick_params(length=2, colors=INK, labelsize=9)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

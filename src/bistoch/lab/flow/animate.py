@@ -4,7 +4,7 @@ import io
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from bistoch.lab.flow.draw import sheet
+from bistoch.lab.drawing import sheet
 
 
 def animate(

@@ -8,8 +8,10 @@ from rich.console import Console
 from rich.progress import track as watch
 from torch import Tensor
 
+from bistoch.analysis import metrics
 from bistoch.flows import barycentric_projection
-from bistoch.lab.flow.draw import draw_clouds, draw_curves, sheet, tidy
+from bistoch.lab.drawing import sheet, tidy
+from bistoch.lab.flow.draw import draw_clouds, draw_curves
 from bistoch.lab.flow.page import Page
 
 LAMS = {"softmax (lam = 0)": 0.0, "elastic (lam = 0.5)": 0.5, "sinkhorn (lam = 1)": 1.0}
@@ -24,28 +26,21 @@ MEASURES = {
 def measure_tokens(x: Tensor, *, apart: float = 0.1) -> dict[str, float]:
     """How far tokens have collapsed.
 
-    residual is `|x - 1 mean| / |x|`; rank is the exponential of the entropy of the singular values
-    of the residual; cosine is that of two tokens; clusters are counted by joining tokens nearer
-    than `apart` times the root mean square norm.
+    residual and cosine are those of `analysis.metrics`, rank the effective rank of what differs
+    from the mean token; clusters are counted by joining tokens nearer than `apart` times the root
+    mean square norm.
 
     >>> x = torch.eye(3, dtype=torch.float64).repeat(2, 1)
     >>> {name: round(value, 3) for name, value in measure_tokens(x).items()}
     {'residual': 0.816, 'rank': 2.0, 'cosine': 0.2, 'clusters': 3.0}
     """
-    n = len(x)
-    away = x - x.mean(0)
-    values = torch.linalg.svdvals(away)
-    shares = values / values.sum().clamp_min(1e-300)
-    entropy = -(shares * shares.clamp_min(1e-300).log()).sum()
-    # rounding is not rank
-    spread = values[0] > 1e-12 * x.norm()
-    unit = x / x.norm(dim=-1, keepdim=True).clamp_min(1e-300)
-    total = unit.sum(0).square().sum()
+    residual = metrics.rank_one_residual(x).item()
     near = torch.cdist(x, x) < apart * x.square().sum(-1).mean().sqrt()
     return {
-        "residual": (away.norm() / x.norm().clamp_min(1e-300)).item(),
-        "rank": entropy.exp().item() if spread else 0.0,
-        "cosine": ((total - n) / (n * (n - 1))).item() if n > 1 else 1.0,
+        "residual": residual,
+        # rounding is not rank
+        "rank": metrics.effective_rank(x - x.mean(0)).item() if residual > 1e-12 else 0.0,
+        "cosine": metrics.mean_cosine(x).item(),
         "clusters": float(_components(near)),
     }
 

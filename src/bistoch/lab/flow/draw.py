@@ -6,43 +6,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from bistoch.lab.drawing import INK, PALETTE, RULE, legend, sheet, tidy
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-INK, GRID, QUIET = "#222222", "#e4e4e4", "#8a8a8a"
-# the palette of Okabe and Ito, which colour-blind eyes can tell apart
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-
-
-def sheet(
-    rows: int, columns: int, *, width: float = 3.5, height: float = 2.9, **shared: Any
-) -> Any:
-    """An empty figure and its panels."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError(
-            'drawing a picture needs matplotlib; install it with: pip install "bistoch[plot]"'
-        ) from None
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False, **shared)
-
-
-def tidy(axes: Any, title: str = "", xlabel: str = "", ylabel: str = "") -> None:
-    """Give a panel its words and a quiet frame."""
-    axes.set_title(title, fontsize=10, color=INK, loc="left")
-    axes.set_xlabel(xlabel, fontsize=9, color=INK)
-    axes.set_ylabel(ylabel, fontsize=9, color=INK)
-    axes.tick_params(labelsize=8, length=2, color="#b8b8b8", labelcolor=INK, which="both")
-    axes.grid(color=GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#b8b8b8")
-
-
-def legend(axes: Any) -> None:
-    """A legend without a frame."""
-    axes.legend(fontsize=8, frameon=False, labelcolor=INK)
 
 
 def draw_densities(
@@ -64,6 +31,8 @@ def draw_densities(
         )  # fmt: skip
         panel.plot(grid, density(time, grid), color=PALETTE[1], linewidth=1.4, label="exact")
         tidy(panel, f"t = {time:.3g}", "x")
+    # room for the legend above what it explains
+    axes[0][0].set_ylim(0, 1.35 * axes[0][0].get_ylim()[1])
     legend(axes[0][0])
     figure.suptitle(title, fontsize=10, color=INK)
     return figure
@@ -142,7 +111,7 @@ def scatter(axes: Any, points: Tensor, colours: Tensor | None, limits: Any = Non
     if limits is not None:
         axes.set(xlim=limits, ylim=limits)
     for spine in axes.spines.values():
-        spine.set(linewidth=0.6, edgecolor="#b8b8b8")
+        spine.set(linewidth=0.6, edgecolor=RULE)
 
 
 def flatten(points: Tensor) -> Any:

@@ -9,8 +9,9 @@ from rich.console import Console
 from torch import Tensor
 
 from bistoch.flows import FlowState, self_transport, self_transport_slope, step_variance, w2_sliced
+from bistoch.lab.drawing import QUIET, sheet, tidy
 from bistoch.lab.flow.animate import animate
-from bistoch.lab.flow.draw import QUIET, draw_curves, draw_pictures, sheet, tidy
+from bistoch.lab.flow.draw import draw_curves, draw_pictures
 from bistoch.lab.flow.page import Page
 from bistoch.lab.flow.points import noisy
 from bistoch.lab.flow.track import Track, follow
@@ -28,6 +29,11 @@ def read_fashion(n: int) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     from bistoch.lab.data import load
 
     data = load("fashion-mnist-small" if n <= 4000 else "fashion-mnist")
+    if n > len(data.x_train):
+        raise ValueError(
+            f"flow fashion: n must be at most {len(data.x_train)}, the pictures of FashionMNIST, "
+            f"but it is {n}"
+        )
     chosen = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(0))[:n]
     images = torch.from_numpy(data.x_train)[chosen].reshape(len(chosen), -1) / 255.0
     return images.float(), torch.from_numpy(data.y_train)[chosen].long(), data.classes
@@ -83,7 +89,8 @@ def _measure(x: Tensor, labels: Tensor) -> Any:
             "variance": now.var(0).sum().item(),
             "mean": now.mean().item(),
             "outside": ((now < 0) | (now > 1)).double().mean().item(),
-            "distance": distances.amin(-1).mean().item(),
+            # products of all pairs are rounded: a picture is at distance zero from itself
+            "distance": (asked - x[nearest]).norm(dim=-1).mean().item(),
             "itself": same,
             "class": (labels[others] == labels[: len(asked)]).double().mean().item(),
         }
@@ -160,7 +167,7 @@ def _table(page: Page, x: Tensor, tracks: dict[str, Track]) -> None:
         page.table(
             f"Nearest originals, direction {way}",
             ["t", "variance", "mean pixel", "outside [0, 1]", "distance", "itself nearest",
-             "other of its class nearest", "self-weight", "passes"],
+             "next of its class", "self- weight", "passes"],
             rows,
         )  # fmt: skip
     generator = torch.Generator().manual_seed(0)

@@ -7,17 +7,9 @@ import torch
 from rich.console import Console
 
 from bistoch.flows import FlowState, flow_variance, step_variance, w2_to_law
+from bistoch.lab.drawing import PALETTE, QUIET, legend, sheet, tidy
 from bistoch.lab.flow import sweeps
-from bistoch.lab.flow.draw import (
-    PALETTE,
-    QUIET,
-    draw_curves,
-    draw_densities,
-    draw_order,
-    legend,
-    sheet,
-    tidy,
-)
+from bistoch.lab.flow.draw import draw_curves, draw_densities, draw_order
 from bistoch.lab.flow.page import Page
 from bistoch.lab.flow.track import Track, follow
 

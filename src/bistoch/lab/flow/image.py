@@ -9,9 +9,10 @@ from rich.console import Console
 from torch import Tensor
 
 from bistoch.flows import FlowState
+from bistoch.lab.drawing import sheet, tidy
 from bistoch.lab.flow.animate import animate
-from bistoch.lab.flow.draw import draw_curves, draw_pictures, sheet, tidy
-from bistoch.lab.flow.page import Page
+from bistoch.lab.flow.draw import draw_curves, draw_pictures
+from bistoch.lab.flow.page import Page, check_index
 from bistoch.lab.flow.track import follow
 
 LAMS = {"mean-shift (lam = 0)": 0.0, "elastic (lam = 0.5)": 0.5, "balanced (lam = 1)": 1.0}
@@ -22,7 +23,9 @@ def read_picture(path: Path | None, side: int, index: int) -> Tensor:
     if path is None:
         from bistoch.lab.data import load
 
-        return torch.from_numpy(load("fashion-mnist-small").x_train[index] / 255.0)
+        pictures = load("fashion-mnist-small").x_train
+        check_index("flow image", index, len(pictures))
+        return torch.from_numpy(pictures[index] / 255.0)
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
@@ -66,9 +69,11 @@ def run_image(
 ) -> Path:
     """A picture whose pixels attend to each other: clusters smooth it, heat frays it."""
     out.mkdir(parents=True, exist_ok=True)
+    if not contrast > 0:
+        raise ValueError(f"flow image: contrast must be positive, but it is {contrast:g}")
     image = read_picture(picture, side, index)
     x = to_particles(image, contrast)
-    source = f"--picture {picture.name}" if picture else f"--index {index}"
+    source = f"--picture {picture} --side {side}" if picture else f"--index {index}"
     words = f"--eps {eps:g} --steps {steps} --contrast {contrast:g} --direction {direction}"
     page = Page("A picture under attention", f"bistoch flow image {source} {words}", out, console)
     time = eps * steps
@@ -88,10 +93,11 @@ def run_image(
     strips, heads = {}, []
     for name, track in tracks.items():
         page.warn(track.warnings)
-        items = list(track.snapshots.items())
-        chosen = [items[round(k * (len(items) - 1) / 5)] for k in range(6)]
-        heads = [f"t = {at:.3g}" for at, _ in chosen]
-        strips[name] = [points[:, 2].reshape(image.shape) / contrast for _, points in chosen]
+        chosen = track.some(6)
+        heads = [f"t = {at:.3g}" for at in chosen]
+        strips[name.replace(" (", "\n(")] = [
+            points[:, 2].reshape(image.shape) / contrast for points in chosen.values()
+        ]
     page.figure(draw_pictures(strips, heads), "Brightness of each pixel's particle over time.")
     figure, axes = sheet(1, 2)
     times = next(iter(tracks.values())).times

@@ -9,18 +9,10 @@ from rich.console import Console
 from torch import Tensor
 
 from bistoch.flows import FlowState, GaussianMixture, two_bumps, w2_line, w2_to_law
+from bistoch.lab.drawing import PALETTE, QUIET, legend, sheet, tidy
 from bistoch.lab.flow import sweeps
 from bistoch.lab.flow.animate import animate
-from bistoch.lab.flow.draw import (
-    PALETTE,
-    QUIET,
-    draw_curves,
-    draw_densities,
-    draw_order,
-    legend,
-    sheet,
-    tidy,
-)
+from bistoch.lab.flow.draw import draw_curves, draw_densities, draw_order, name_places
 from bistoch.lab.flow.page import Page
 from bistoch.lab.flow.track import Track, follow
 
@@ -110,9 +102,8 @@ def _distances(
 
 
 def _panels(page: Page, law: GaussianMixture, track: Track, n: int, eps: float) -> None:
-    shown = dict(list(track.snapshots.items())[::6][:5])
     figure = draw_densities(
-        shown, lambda t, at: law.after(t).density(at[:, None]), f"n = {n}, eps = {eps:g}"
+        track.some(5), lambda t, at: law.after(t).density(at[:, None]), f"n = {n}, eps = {eps:g}"
     )
     page.figure(figure, "Particles over the exact density.")
 
@@ -156,11 +147,14 @@ def _orders(page: Page, law: GaussianMixture) -> None:
     )
     for panel, (name, steps, errors, predicted) in zip(axes[0], found, strict=True):
         fitted = draw_order(panel, steps, errors, name, PALETTE[0], predicted)
-        rows.append([name, predicted, fitted, *(f"{error:.2e}" for error in errors)])
+        spoken = f"{steps[0]:g} to {steps[-1]:g}"
+        rows.append([name, predicted, fitted, spoken, f"{errors[0]:.1e}", f"{errors[-1]:.1e}"])
         legend(panel)
         tidy(panel, f"{name}, without sampling", "eps")
     page.table(
-        "Orders in eps, without sampling", ["error", "predicted", "fitted", *("at eps",) * 4], rows
+        "Orders in eps, without sampling",
+        ["error", "predicted", "fitted", "eps", "largest error", "smallest"],
+        rows,
     )
     page.figure(figure, "Errors of the scheme alone; dashed lines have the predicted slope.")
 
@@ -184,6 +178,7 @@ def _sweep(page: Page, law: GaussianMixture, time: float, quick: bool) -> None:
     fresh = [row["fresh"] for row in rows if row["eps"] == steps[0]]
     left.loglog(sizes, fresh, "--", color=QUIET, label="fresh samples")
     legend(left)
+    name_places(left, sizes)
     tidy(left, "W2 at the end", "n")
     generator = torch.Generator().manual_seed(0)
     near = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
@@ -192,5 +187,6 @@ def _sweep(page: Page, law: GaussianMixture, time: float, quick: bool) -> None:
     ):
         right.loglog(near, errors, "o-", color=colour, label=f"n = {n}")
     legend(right)
+    name_places(right, near)
     tidy(right, "score error at the particles", "eps")
     page.figure(figure, "Errors over n and eps: bias to the right, noise to the left.")

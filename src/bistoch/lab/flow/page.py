@@ -24,8 +24,7 @@ class Page:
     """
 
     def __init__(self, title: str, command: str, out: Path, console: Console):
-        self.report, self.out, self.console = Report(title), out, console
-        self.report.code(command)
+        self.report, self.out, self.console = Report(title, command), out, console
         self.numbers: dict[str, Any] = {"title": title, "command": command, "tables": {}}
         self._warned: set[str] = set()
 
@@ -34,9 +33,12 @@ class Page:
         shown = [[_show(cell) for cell in row] for row in rows]
         self.report.table(heads, shown, title)
         self.numbers["tables"][title] = {"heads": list(heads), "rows": [list(row) for row in rows]}
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for number, head in enumerate(heads):
-            table.add_column(head, justify="right" if number else "left", overflow="fold")
+            # a heading may be broken between words, a number never
+            width = max(len(word) for word in (*head.split(), *(row[number] for row in shown), ""))
+            justify: Any = "right" if number else "left"
+            table.add_column(head, justify=justify, min_width=width, overflow="fold")
         for row in shown:
             table.add_row(*row)
         self.console.print(f"\n[bold]{title}[/bold]", highlight=False)
@@ -72,10 +74,22 @@ class Page:
         """Write the page and its numbers; return the path of the page."""
         content = json.dumps({**self.numbers, "warnings": sorted(self._warned)}, indent=1)
         write_whole(self.out / "flow.json", content.encode())
-        path = self.report.write(self.out / "flow.html")
+        path = self.report.write(self.out / "report.html")
         for written in (self.out / "flow.json", path):
             self.console.print(f"wrote {written}", highlight=False, soft_wrap=True)
         return path
+
+
+def check_index(verb: str, index: int, count: int) -> None:
+    """Check the place of an example in a data set.
+
+    >>> check_index("flow image", 3, 4)
+    """
+    if not 0 <= index < count:
+        raise ValueError(
+            f"{verb}: index must be from 0 to {count - 1}, the examples of the data set, but it is "
+            f"{index}"
+        )
 
 
 def _show(cell: object) -> str:

@@ -1,7 +1,6 @@
 """`bistoch flow points`: a cloud of points spreads and clusters, against its own heat flow."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,10 @@ from rich.console import Console
 from torch import Tensor
 
 from bistoch.flows import FlowState, w2_exact, w2_sliced
+from bistoch.lab.drawing import QUIET, sheet, tidy
 from bistoch.lab.flow.animate import animate
-from bistoch.lab.flow.draw import QUIET, draw_clouds, draw_curves, scatter, sheet, tidy
-from bistoch.lab.flow.page import Page
+from bistoch.lab.flow.draw import draw_clouds, draw_curves, scatter
+from bistoch.lab.flow.page import Page, check_index
 from bistoch.lab.flow.track import Track, follow
 
 SHAPES = ("spiral", "rings")
@@ -46,7 +46,9 @@ def read_cloud(source: str, count: int, index: int, generator: torch.Generator) 
     if source == "modelnet10":
         from bistoch.lab.data import load
 
-        points = torch.from_numpy(np.asarray(load("modelnet10").x_train[index], np.float64))
+        shapes = load("modelnet10").x_train
+        check_index("flow points", index, len(shapes))
+        points = torch.from_numpy(np.asarray(shapes[index], np.float64))
     else:
         points = _read_file(Path(source))
     chosen = torch.randperm(len(points), generator=generator)[:count]
@@ -59,16 +61,20 @@ def _read_file(path: Path) -> Tensor:
             f"flow points: {str(path)!r} is neither one of {', '.join(SHAPES)}, modelnet10, nor a "
             "file; give a .npy, .csv or .txt file with one point per line"
         )
-    if path.suffix == ".npy":
-        numbers = np.load(path)
-    else:
-        numbers = np.loadtxt(path, delimiter="," if path.suffix == ".csv" else None, ndmin=2)
-    if numbers.ndim != 2:
+    try:
+        if path.suffix == ".npy":
+            numbers = np.load(path)
+        else:
+            numbers = np.loadtxt(path, delimiter="," if path.suffix == ".csv" else None, ndmin=2)
+        numbers = np.asarray(numbers, np.float64)
+    except (ValueError, OSError) as reason:
+        raise ValueError(f"flow points: cannot read numbers from {path.name}: {reason}") from None
+    if numbers.ndim != 2 or len(numbers) < 2 or not numbers.shape[1]:
         raise ValueError(
-            f"flow points: {path.name} must hold one point per line, but its shape is "
-            f"{numbers.shape}"
+            f"flow points: {path.name} must hold two points or more, one point per line, but its "
+            f"shape is {numbers.shape}"
         )
-    return torch.from_numpy(np.asarray(numbers, np.float64))
+    return torch.from_numpy(numbers)
 
 
 def run_points(
@@ -101,7 +107,7 @@ def run_points(
     for track in tracks.values():
         page.warn(track.warnings)
     _numbers(page, x, tracks["heat"], generator)
-    shown = {way: _some(track, 5) for way, track in tracks.items()}
+    shown = {way: track.some(5) for way, track in tracks.items()}
     page.figure(draw_clouds(shown, x[:, 0]), "The cloud over time, in both directions.")
     _curves(page, x, tracks)
     frames = [*reversed(tracks["cluster"].snapshots.items()), *tracks["heat"].snapshots.items()]
@@ -146,7 +152,7 @@ def distance_rows(
 
 def _numbers(page: Page, x: Tensor, track: Track, generator: torch.Generator) -> None:
     kind = "W2" if len(x) <= EXACT else "sliced W2"
-    rows = distance_rows(x, _some(track, 5), generator)
+    rows = distance_rows(x, track.some(5), generator)
     page.table(
         f"{kind} to the exact heat flow of the points",
         ["t", "flow to noisy points", "two draws of noisy points"], rows,
@@ -155,12 +161,6 @@ def _numbers(page: Page, x: Tensor, track: Track, generator: torch.Generator) ->
 
 def _spread(state: FlowState) -> dict[str, float]:
     return {"variance": state.particles.var(0).sum().item()}
-
-
-def _some(track: Track, count: int) -> dict[float, Tensor]:
-    items: Sequence[tuple[float, Tensor]] = list(track.snapshots.items())
-    places = sorted({round(k * (len(items) - 1) / (count - 1)) for k in range(count)})
-    return dict(items[place] for place in places)
 
 
 def _curves(page: Page, x: Tensor, tracks: dict[str, Track]) -> None:

@@ -35,6 +35,17 @@ class Track:
         """One measured number over all steps."""
         return [row[name] for row in self.rows]
 
+    def some(self, count: int) -> dict[float, Tensor]:
+        """At most so many snapshots, evenly spread, the start and the end among them.
+
+        >>> track = Track(snapshots={float(k): torch.zeros(1) for k in range(9)})
+        >>> list(track.some(3))
+        [0.0, 4.0, 8.0]
+        """
+        items = list(self.snapshots.items())
+        places = sorted({round(k * (len(items) - 1) / (count - 1)) for k in range(count)})
+        return dict(items[place] for place in places)
+
     @property
     def last(self) -> Tensor:
         """The particles at the end."""

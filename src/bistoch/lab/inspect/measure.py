@@ -9,9 +9,6 @@ from torch import Tensor
 from bistoch.analysis import metrics
 from bistoch.lab.inspect.load import Subject
 
-# from which mean attention on it a key is a sink
-SINK = 0.3
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -53,7 +50,7 @@ def measure(subject: Subject) -> Measured:
             entropy.append(_entropy(own, subject.causal))
             peak.append(load.amax(-1))
             places.append(load.argmax(-1))
-            sinks.append((score.amax(-1) > SINK).float())
+            sinks.append((score.amax(-1) > metrics.SINK).float())
             states = torch.stack([layer[sample][tokens] for layer in found.hidden_states])
             rank.append(metrics.effective_rank(states) / min(states.shape[-2:]))
             cosine.append(metrics.mean_cosine(states))

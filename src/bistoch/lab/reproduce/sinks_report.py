@@ -1,6 +1,6 @@
 """What the study of sinks found: verdicts beside the claims, a table, a picture and a page."""
 
-import io
+import functools
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,18 +11,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bistoch.lab.files import write_whole
+from bistoch.analysis.metrics import SINK
+from bistoch.lab.drawing import INK, legend_beside, sheet, tidy
 from bistoch.lab.report import Report
-from bistoch.lab.reproduce.study import Cells, Verdict
+from bistoch.lab.reproduce.study import Cells, Settings, Verdict
+from bistoch.lab.reproduce.telling import COLOURS, SMOKE, add_picture, finish, tell_verdicts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INK, RULE = "#222222", "#e4e4e4"
-COLOURS = {
-    "softmax": "#000000", "elastic 0.25": "#0072b2", "elastic 0.5": "#009e73",
-    "elastic 0.75": "#56b4e9", "sinkhorn": "#d55e00",
-}  # fmt: skip
 HEADS = (
     "task", "operator", "right", "rate", "sink", "diagonal", "drain", "off", "gini", "entropy",
 )  # fmt: skip
@@ -47,10 +44,10 @@ def read(cells: Cells) -> Found:
     return found
 
 
-def write_report(cells: Cells, folder: Path, console: Console, *, smoke: bool) -> Path:
+def write_report(cells: Cells, folder: Path, console: Console, settings: Settings) -> Path:
     """Print the verdicts, and write the picture and the page; the path of the page."""
     found = read(cells)
-    rows, verdicts = table_rows(found), judge(found)
+    rows = table_rows(found)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for head in HEADS:
         # names stay whole, numbers are as wide as they are
@@ -58,34 +55,24 @@ def write_report(cells: Cells, folder: Path, console: Console, *, smoke: bool) -
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    said = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in Verdict._fields:
-        said.add_column(head)
-    for verdict in verdicts:
-        said.add_row(*verdict)
-    console.print(said)
-    report = Report("Sinks and switches")
+    report = Report("Sinks and switches", settings.command("sinks"))
     report.text(
         "Where heads look when they have nothing to say. In the task \"lookup\" one token of a "
         "sequence must fetch a word and all others must return zeros; \"pictures\" are classifiers "
         "of FashionMNIST, rows of pixels as tokens; \"encoder\" is all-MiniLM-L6-v2, trained with "
-        "softmax and not trained again. A sink is a key with a mean attention above "
-        "0.3; a head is off for a query to which it gives less than a twentieth of a mean value."
+        "softmax and not trained again. A sink is a key with a mean attention "
+        f"above {SINK}; a head is off for a query to which it gives less than a twentieth of a "
+        "mean value."
     )  # fmt: skip
-    if smoke:
-        note = "This is a smoke run: it shows that everything works, and no result."
-        console.print(note)
-        report.text(note)
-    report.heading("Claims and measurements")
-    report.table(("claim", "measured here", "holds"), verdicts)
+    tell_verdicts(console, report, judge(found))
+    if settings.smoke:
+        console.print(SMOKE)
+        report.text(SMOKE)
     report.heading("All operators")
     report.table(HEADS, rows, caption=CAPTION)
-    _add_picture(report, found, folder, console)
-    report.heading("To run it again")
-    report.code("bistoch reproduce sinks" + (" --smoke" if smoke else ""))
-    path = report.write(folder / "report.html")
-    console.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
-    return path
+    caption = "Every head of every network: its strongest sink, its diagonal."
+    add_picture(report, functools.partial(draw, found), caption, folder / "sinks.png", console)
+    return finish(report, folder, console)
 
 
 def table_rows(found: Found) -> list[tuple[str, ...]]:
@@ -117,7 +104,7 @@ def _judge_task(task: str, found: Found) -> list[Verdict]:
     drained = [
         drain
         for sink, drain in zip(heads(soft, "sink"), heads(soft, "drain"), strict=True)
-        if sink > 0.3
+        if sink > SINK
     ]
     diagonals = [mean(d > DIAGONAL for d in heads(side, "diagonal")) for side in (soft, hard)]
     removed = "no sinks to remove"
@@ -145,47 +132,20 @@ def _judge_task(task: str, found: Found) -> list[Verdict]:
     ]
 
 
-def _add_picture(report: Report, found: Found, folder: Path, console: Console) -> None:
-    try:
-        figure = draw(found)
-    except ImportError as missing:
-        console.print(f"no picture: {missing}", highlight=False, markup=False)
-        return
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=110)
-    write_whole(folder / "sinks.png", content.getvalue())
-    report.image(
-        content.getvalue(), "Every head of every network: its strongest sink, its diagonal."
-    )
-
-
 def draw(found: Found) -> "Figure":
     """One panel per task: a dot per head, its strongest sink across, its diagonal up."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError(
-            'drawing a picture needs matplotlib; install it with: pip install "bistoch[plot]"'
-        ) from None
     tasks = list(dict.fromkeys(task for task, _ in found))
-    figure = Figure(figsize=(2.2 + 3.8 * len(tasks), 3.8), layout="constrained")
-    axes = figure.subplots(1, len(tasks), squeeze=False, sharex=True, sharey=True)[0]
-    for panel, task in zip(axes, tasks, strict=True):
+    figure, axes = sheet(1, len(tasks), width=3.7, height=3.4, sharex=True, sharey=True)
+    for panel, task in zip(axes[0], tasks, strict=True):
         for operator, colour in COLOURS.items():
             for number, seed in enumerate(found.get((task, operator), [])):
                 panel.scatter(
                     seed["sink"], seed["diagonal"], s=26, color=colour, alpha=0.75, linewidths=0,
                     label=None if number else operator,
                 )  # fmt: skip
-        panel.axvline(0.3, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
-        panel.set_title(task, loc="left", fontsize=10, color=INK)
-        panel.set_xlabel("strongest sink of the head", color=INK)
+        panel.axvline(SINK, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
         panel.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
-        panel.grid(color=RULE, linewidth=0.6)
-        panel.tick_params(length=2, colors=INK, labelsize=9)
-        for side in ("top", "right"):
-            panel.spines[side].set_visible(False)
-    axes[0].set_ylabel("diagonal score of the head", color=INK)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9)
+        ylabel = "diagonal score of the head" if task == tasks[0] else ""
+        tidy(panel, task, "strongest sink of the head", ylabel)
+    legend_beside(figure, axes[0][0])
     return figure

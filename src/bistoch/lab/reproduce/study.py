@@ -29,6 +29,15 @@ class Settings:
     seeds: tuple[int, ...] = (0, 1)
     smoke: bool = False
 
+    def command(self, study: str) -> str:
+        """The words of the terminal that run a study with these settings.
+
+        >>> Settings(Path("here"), seeds=(3,), smoke=True).command("sinks")
+        'bistoch reproduce sinks --smoke --seed 3'
+        """
+        seeds = "".join(f" --seed {seed}" for seed in self.seeds)
+        return f"bistoch reproduce {study}{' --smoke' * self.smoke}{seeds}"
+
     def __post_init__(self) -> None:
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"reproduce: seeds must be different, but they are {self.seeds}")

@@ -1,17 +1,19 @@
 """The table, the picture and the report of the study."""
 
-import io
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bistoch.lab.files import write_whole
+from bistoch.lab.drawing import PALETTE, QUIET, legend, sheet, tidy
 from bistoch.lab.report import Report
+from bistoch.lab.reproduce.study import Settings
+from bistoch.lab.reproduce.telling import SMOKE, add_picture, finish
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 HEAD = ("heads", "lam", "cosine", "lowest", "Spearman", "neighbour", "topic")
-STYLES = {"all heads": "#d55e00", "tolerant half": "#0072b2", "other half": "#8a8a8a"}
+STYLES = {"all heads": PALETTE[1], "tolerant half": PALETTE[0], "other half": QUIET}
 
 
 def table_rows(found: dict[str, Any], name: str) -> list[tuple[str, ...]]:
@@ -49,15 +51,15 @@ def print_table(console: "Console", found: dict[str, Any]) -> None:
         console.print(f"time over the model as it is: {ratio:.2f} ({name})", highlight=False)
 
 
-def write_report(out: Path, found: dict[str, Any]) -> Path:
+def write_report(out: Path, found: dict[str, Any], settings: Settings, console: "Console") -> Path:
     """The page, and its picture as a file of its own."""
-    report = Report("Balance without training")
+    report = Report("Balance without training", settings.command("zero-training"))
     report.text(
         f"The elastic operator with {found['iters']} iterations in place of softmax in "
         f"{found['model']}, with all weights as they are."
     )
     if found["smoke"]:
-        report.text("A smoke run on a few sentences of our own: it shows that all works, no more.")
+        report.text(SMOKE)
     report.text(
         "Cosine: between the embedding of a sentence and that of the model as it is, mean and "
         "lowest. Spearman: rank correlation of the similarities of all pairs of sentences. "
@@ -65,11 +67,8 @@ def write_report(out: Path, found: dict[str, Any]) -> Path:
         "sentence has the topic of the sentence, which does not ask the original model. The "
         "tolerant half of the heads was chosen on other sentences, each head balanced alone."
     )
-    picture = draw(found)
-    content = io.BytesIO()
-    picture.savefig(content, format="png", dpi=110, bbox_inches="tight")
-    write_whole(out / "zero-training.png", content.getvalue())
-    report.image(content.getvalue(), "What is left as lam grows.")
+    picture = functools.partial(draw, found)
+    add_picture(report, picture, "What is left as lam grows.", out / "zero-training.png", console)
     for name in _sets(found):
         report.heading(name)
         report.table(HEAD, table_rows(found, name))
@@ -80,37 +79,22 @@ def write_report(out: Path, found: dict[str, Any]) -> Path:
     rows = [(name, f"{ratio:.2f}") for name, ratio in found["time"]["ratios"].items()]
     report.table(("swap", "time over the model as it is"), rows, "Best of interleaved rounds; the "
                  f"model as it is took {took:.3f} s (threads: {threads}).")  # fmt: skip
-    report.heading("Again")
-    report.code(f"bistoch reproduce zero-training{' --smoke' if found['smoke'] else ''}")
-    return report.write(out / "report.html")
+    return finish(report, out, console)
 
 
 def draw(found: dict[str, Any]) -> Any:
     """Cosine and rank correlation over lam, one line per choice of heads, one row per set."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError(
-            'a report needs matplotlib; install it with: pip install "bistoch[plot]"'
-        ) from None
     sets = _sets(found)
     panels = (("cosine", "cosine with the original"), ("spearman", "Spearman of similarities"))
-    figure = Figure(figsize=(8.8, 3.0 * len(sets)))
-    for line, name in enumerate(sets):
-        for column, (key, label) in enumerate(panels):
-            axes = figure.add_subplot(len(sets), 2, 2 * line + column + 1)
+    figure, rows_of_axes = sheet(len(sets), 2, width=4.4, height=3.0)
+    for line, name in zip(rows_of_axes, sets, strict=True):
+        for axes, (key, label) in zip(line, panels, strict=True):
             for scope, colour in STYLES.items():
                 rows = [r for r in found["rows"] if r["set"] == name and r["scope"] == scope]
                 axes.plot([r["lam"] for r in rows], [r[key] for r in rows], color=colour,
                           marker="o", markersize=3.5, label=scope)  # fmt: skip
-            axes.set_title(f"{name}: {label}", fontsize=10, color="#222222", loc="left")
-            axes.set_xlabel("lam", fontsize=9)
-            axes.tick_params(labelsize=8)
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(axis="y", color="#b8b8b8", linewidth=0.4, alpha=0.6)
-            if line == column == 0:
-                axes.legend(fontsize=8, frameon=False, loc="lower left")
-    figure.tight_layout()
+            tidy(axes, f"{name}: {label}", "lam")
+    legend(rows_of_axes[0][0])
     return figure
 
 

@@ -117,10 +117,8 @@ def run_zero_training(settings: Settings, console: Console) -> Path:
         "time": cells.found["time"],
     }
     write_whole(out / "zero-training.json", json.dumps(found, indent=1).encode())
-    report = write_report(out, found)
     print_table(console, found)
-    console.print(f"\nwrote {report}", highlight=False, soft_wrap=True)
-    return report
+    return write_report(out, found, settings, console)
 
 
 def choose_half(alone: dict[tuple[int, int], float]) -> dict[str, Heads | None]:
