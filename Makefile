@@ -15,7 +15,8 @@ SHAPED := $(subst $(space),$(comma),$(addprefix bistoch.functional.,softmax hard
 .PHONY: demo test test-all lint shapes figures clean
 
 demo: $(VENV)/.installed
-	$(BIN)/bistoch show --out plans.png
+	$(BIN)/bistoch compare --model "vit(patch=(7,7), depth=2, dim=64, heads=4)" \
+		--seeds 2 --epochs 6 --out demo
 
 test: lint shapes
 	$(BIN)/pytest

@@ -104,3 +104,18 @@ def test_the_page_of_the_zero_training_study(tmp_path):
     }  # fmt: skip
     page = write_report(tmp_path, found, Settings(tmp_path, smoke=True), Console(quiet=True))
     check(page, tmp_path, pictures=1)
+
+
+def test_the_page_of_a_comparison(tmp_path):
+    from rich.console import Console
+
+    from bistoch.lab.compare import Comparison, run_compare
+    from bistoch.lab.train import Recipe
+
+    model = "vit(patch=(14,14), depth=1, dim=8, heads=2)"
+    operators = ("softmax", "elastic(lam=0.5, learn='head')")
+    comparison = Comparison(
+        "fashion-mnist-small", model, operators, (0,), Recipe(epochs=1, batch=1000)
+    )
+    page = run_compare(comparison, tmp_path / "out", Console(quiet=True), command="bistoch compare")
+    check(page, tmp_path, pictures=5)

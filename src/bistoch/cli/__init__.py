@@ -10,11 +10,13 @@ from typing import Annotated
 import typer
 
 from bistoch.cli.bench import bench
+from bistoch.cli.compare import compare
 from bistoch.cli.data import data
 from bistoch.cli.flow import flow
 from bistoch.cli.inspect import inspect
 from bistoch.cli.operators import list_operators, show
 from bistoch.cli.reproduce import reproduce
+from bistoch.cli.train import evaluate_run, predict, train
 
 app = typer.Typer(
     help="Attention whose columns are as accountable as its rows.",
@@ -45,6 +47,10 @@ def main(
 app.command("list")(list_operators)
 app.command()(show)
 app.command()(bench)
+app.command()(compare)
+app.command()(train)
+app.command("eval")(evaluate_run)
+app.command()(predict)
 app.add_typer(flow, name="flow")
 app.add_typer(data, name="data")
 app.command()(inspect)

@@ -19,7 +19,7 @@ def reproduce(
     seed: Annotated[
         list[int] | None,
         typer.Option(
-            min=0, help="Seed; repeat for several.", show_default="0 and 1, or 0 if smoke"
+            min=0, help="Seed; repeat for several.", show_default="the study's, or 0 if smoke"
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path(
@@ -40,7 +40,7 @@ def reproduce(
         return
     with one_sentence():
         study = study_of(name)
-        seeds = tuple(seed) if seed else (0,) if smoke else (0, 1)
+        seeds = tuple(seed) if seed else (0,) if smoke else study.seeds
         out.mkdir(parents=True, exist_ok=True)
         settings = Settings(out=out, seeds=seeds, smoke=smoke)
         study.run(settings, console)

@@ -1,5 +1,6 @@
 """Files that are whole or not there: what a killed run leaves behind is never half a file."""
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -19,3 +20,12 @@ def write_whole(path: Path, content: bytes) -> None:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def digest(*facts: object) -> str:
+    """A short name for a configuration.
+
+    >>> digest("a", 1) == digest("a", 1), digest("a", 1) == digest("a", 2)
+    (True, False)
+    """
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:10]

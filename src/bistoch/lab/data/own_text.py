@@ -53,14 +53,22 @@ def read_own_text(path: Path, form: str) -> Dataset:
     )  # fmt: skip
 
 
-def _table_rows(path: Path, form: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def read_texts(path: Path, form: str) -> list[tuple[int, str]]:
+    """Sentences that need no labels, each with the number of its line."""
+    reading = _json_rows(path) if form == ".jsonl" else _table_rows(path, form, ("text",))
+    return [(line, _text(path, line, fields)) for line, fields in reading]
+
+
+def _table_rows(
+    path: Path, form: str, needed: tuple[str, ...] = ("text", "label")
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
     fields = read_table(path, form)
     _, head = next(fields, (1, []))
-    if lacking := [name for name in ("text", "label") if name not in head]:
+    if lacking := [name for name in needed if name not in head]:
         raise DataError(
-            f"{path}, line 1: expected the columns text and label (and split, if you have one), "
-            f"but {' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing; the head "
-            f"is {', '.join(head)[:200] or 'empty'}"
+            f"{path}, line 1: expected the {_columns(needed)}, but {' and '.join(lacking)} "
+            f"{'is' if len(lacking) == 1 else 'are'} missing; the head is "
+            f"{', '.join(head)[:200] or 'empty'}"
         )
     for line, values in fields:
         if len(values) != len(head):
@@ -87,10 +95,21 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         yield line, fields
 
 
-def _row(path: Path, line: int, fields: Mapping[str, Any]) -> Row:
-    text, label, split = fields.get("text"), fields.get("label"), fields.get("split")
+def _columns(needed: tuple[str, ...]) -> str:
+    if len(needed) == 1:
+        return f"column {needed[0]}"
+    return f"columns {' and '.join(needed)} (and split, if you have one)"
+
+
+def _text(path: Path, line: int, fields: Mapping[str, Any]) -> str:
+    text = fields.get("text")
     if not isinstance(text, str) or not text.strip():
         raise DataError(f"{path}, line {line}: text must be a sentence, but it is {short(text)}")
+    return text
+
+
+def _row(path: Path, line: int, fields: Mapping[str, Any]) -> Row:
+    text, label, split = _text(path, line, fields), fields.get("label"), fields.get("split")
     if isinstance(label, bool) or not isinstance(label, str | int) or label == "":
         raise DataError(
             f"{path}, line {line}: label must be a whole number or a word, but it is {short(label)}"

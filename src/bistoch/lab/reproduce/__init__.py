@@ -5,6 +5,7 @@
 
 from types import MappingProxyType
 
+from bistoch.lab.reproduce.qdsformer import run_qdsformer
 from bistoch.lab.reproduce.rank_decay import run_rank_decay
 from bistoch.lab.reproduce.sinks import run_sinks
 from bistoch.lab.reproduce.study import Settings as Settings
@@ -29,6 +30,13 @@ STUDIES = MappingProxyType({
         question="How much of a trained sentence encoder is left when balance is swapped in?",
         source="this library, on all-MiniLM-L6-v2 (Reimers, Gurevych, EMNLP 2019)",
         run=run_zero_training,
+    ),
+    "qdsformer-fashion": Study(
+        name="qdsformer-fashion",
+        question="Does balance help a small vision Transformer, and how much of it is enough?",
+        source="Born et al., QDSFormer, NeurIPS 2025, arXiv 2504.16275",
+        run=run_qdsformer,
+        seeds=(0, 1, 2),
     ),
 })  # fmt: skip
 

@@ -1,6 +1,5 @@
 """What a study is, what a run of it is told, and how its measurements are kept on disk."""
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from bistoch.lab.files import digest as digest
 from bistoch.lab.files import write_whole
 
 Measurement = dict[str, Any]
@@ -45,12 +45,16 @@ class Settings:
 
 @dataclass(frozen=True)
 class Study:
-    """One row of the table: a question, who asked it first, and the function that asks again."""
+    """One row of the table: a question, who asked it first, and the function that asks again.
+
+    `seeds` are those of a run that names none.
+    """
 
     name: str
     question: str
     source: str
     run: Callable[[Settings, Console], Path]
+    seeds: tuple[int, ...] = (0, 1)
 
 
 class Verdict(NamedTuple):
@@ -102,15 +106,6 @@ def measure_all(
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from here")
         raise
-
-
-def digest(*facts: object) -> str:
-    """A short name for a configuration.
-
-    >>> digest("a", 1) == digest("a", 1), digest("a", 1) == digest("a", 2)
-    (True, False)
-    """
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
 
 
 @contextmanager

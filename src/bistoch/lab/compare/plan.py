@@ -1,0 +1,73 @@
+"""What is compared: the same model, data and protocol with several operators and seeds."""
+
+import re
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from bistoch.functional import OPERATORS, parse_operator
+from bistoch.lab.files import digest
+from bistoch.lab.train import Recipe, Setup, Task
+
+USUAL = ("softmax", "sinkhorn", "elastic(lam=0.5, learn='head')")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Operators on equal terms.
+
+    Args:
+        data, model: as for `bistoch.lab.train.Setup`.
+        operators: texts of operators.
+        seeds: every operator is trained once with each.
+        recipe: the protocol of every run.
+        rates: learning rates to choose from. Each operator is trained with all of them on the first
+            seed, and goes on with the one whose held-out score is best. Empty: the recipe's.
+
+    >>> Comparison("shapes", "set_transformer", ("softmax", "softmax"), (0,))
+    Traceback (most recent call last):
+    ...
+    ValueError: compare: operators must differ, but softmax is there twice
+    """
+
+    data: str
+    model: str
+    operators: tuple[str, ...] = USUAL
+    seeds: tuple[int, ...] = (0, 1, 2)
+    recipe: Recipe = Recipe()  # noqa: RUF009 (it is frozen)
+    rates: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.operators:
+            raise ValueError("compare: name at least one operator, see `bistoch list`")
+        for name in ("operators", "seeds", "rates"):
+            values = getattr(self, name)
+            twice = next((x for x in values if values.count(x) > 1), None)
+            if twice is not None:
+                raise ValueError(f"compare: {name} must differ, but {twice} is there twice")
+        if not self.seeds:
+            raise ValueError("compare: at least one seed is needed, but there is none")
+        for operator in self.operators:
+            parse_operator(operator, OPERATORS)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether something is chosen by a score, so that samples must be held out for it."""
+        return len(self.rates) > 1 or self.recipe.patience is not None
+
+    def setup(self, operator: str, seed: int, rate: float | None = None) -> Setup:
+        """The run of an operator with a seed."""
+        recipe = self.recipe if rate is None else replace(self.recipe, rate=rate)
+        return Setup(self.data, self.model, operator, recipe, seed)
+
+
+def cell_folder(out: Path, setup: Setup, task: Task) -> Path:
+    """The folder of a run: readable, and another one for every other setup.
+
+    >>> from bistoch.lab.train import open_task
+    >>> setup = Setup("shapes", "set_transformer", "elastic(lam=0.5)", seed=3)
+    >>> cell_folder(Path("out"), setup, open_task("shapes")).name[:-10]
+    'elastic-lam-0.5-seed-3-'
+    """
+    counts = [task.count(split) for split in ("train", "valid", "test")]
+    name = re.sub(r"[^a-z0-9.]+", "-", setup.operator.lower()).strip("-")
+    return out / "runs" / f"{name}-seed-{setup.seed}-{digest(asdict(setup), counts)}"

@@ -1,0 +1,147 @@
+"""Checkpoints: one safetensors file with all tensors of a run, and its state as JSON inside.
+
+One file, because a file can be put in place in one step: what a killed run leaves is the checkpoint
+before or the one after, never a mixture. A checksum over everything tells a damaged file.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bistoch.lab.files import write_whole
+
+FORMAT = 1
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used; the sentence says why and what to do."""
+
+
+@dataclass
+class State:
+    """Where a run stands, besides its tensors.
+
+    `total` and `count` are the sum of the losses and the samples of the epoch so far. `curve` has
+    one row per finished epoch. `best` is the best held-out score so far and `best_epoch` its epoch,
+    counted from one. `finished` is "" while the run goes on, then why it ended.
+    """
+
+    step: int = 0
+    total: float = 0.0
+    count: int = 0
+    curve: list[dict[str, float]] = field(default_factory=list)
+    best: float | None = None
+    best_epoch: int = 0
+    seconds: float = 0.0
+    finished: str = ""
+
+
+def save_checkpoint(
+    path: Path,
+    state: State,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    best: dict[str, Tensor],
+) -> None:
+    """Write a checkpoint; the one before stays until the new one is whole."""
+    tensors = {f"model.{name}": x for name, x in model.state_dict().items()}
+    tensors |= {f"best.{name}": x for name, x in best.items()}
+    for number, values in optimizer.state_dict()["state"].items():
+        for name, x in values.items():
+            if x is not None:
+                tensors[f"optimizer.{number}.{name}"] = torch.as_tensor(x)
+    # tied weights are written twice: safetensors refuses memory that is shared
+    tensors = {name: x.detach().cpu().clone().contiguous() for name, x in tensors.items()}
+    words = json.dumps({"format": FORMAT, **asdict(state)})
+    marked = {"state": words, "sha256": _digest(tensors, words)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, import_safetensors().save(tensors, marked))
+
+
+def load_checkpoint(path: Path) -> tuple[State, dict[str, Tensor]]:
+    """Read a checkpoint: its state, and its tensors under the names they were written with."""
+    content = path.read_bytes()
+    safetensors = import_safetensors()
+    try:
+        size = int.from_bytes(content[:8], "little")
+        marked: dict[str, Any] = json.loads(content[8 : 8 + size])["__metadata__"]
+        tensors = safetensors.load(content)
+        words, digest = marked["state"], marked["sha256"]
+    except Exception as mistake:
+        raise damaged(path, f"it cannot be read ({type(mistake).__name__})") from None
+    if digest != _digest(tensors, words):
+        raise damaged(path, "its content does not have the checksum that was written with it")
+    state = json.loads(words)
+    if state.pop("format") != FORMAT:
+        raise damaged(path, "it was written by another version")
+    return State(**state), tensors
+
+
+def damaged(path: Path, why: str) -> CheckpointError:
+    """What to say of a file that is no checkpoint."""
+    return CheckpointError(
+        f"{path} is damaged or no checkpoint of bistoch: {why}; remove it to train from the start"
+    )
+
+
+def restore(
+    path: Path, tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, Tensor]:
+    """Put the tensors of a checkpoint where they belong; returns the best weights so far."""
+    load_weights(path, tensors, model, "model")
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, x in part(tensors, "optimizer").items():
+        number, key = name.split(".", 1)
+        state.setdefault(int(number), {})[key] = x
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    return part(tensors, "best")
+
+
+def load_weights(path: Path, tensors: dict[str, Tensor], model: nn.Module, kind: str) -> None:
+    """Put weights into a model, "model" for the last ones or "best" for the best ones."""
+    weights, wanted = part(tensors, kind), model.state_dict()
+    wrong = sorted(weights.keys() ^ wanted.keys()) or sorted(
+        name for name, x in weights.items() if x.shape != wanted[name].shape
+    )
+    if wrong:
+        raise CheckpointError(
+            f"{path} belongs to another model: {wrong[0]} does not fit, one of {len(wrong)} "
+            "tensors; use a folder of its own for every model"
+        )
+    model.load_state_dict(weights)
+
+
+def part(tensors: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
+    """The tensors whose names start with a word and a dot, without it.
+
+    >>> part({"model.a": torch.zeros(1), "best.a": torch.ones(1)}, "best")
+    {'a': tensor([1.])}
+    """
+    head = f"{kind}."
+    return {name.removeprefix(head): x for name, x in tensors.items() if name.startswith(head)}
+
+
+def import_safetensors() -> Any:
+    """The package that reads and writes the files."""
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise ImportError(
+            'checkpoints need safetensors; install it with: pip install "bistoch[lab]"'
+        ) from None
+    return safetensors.torch
+
+
+def _digest(tensors: dict[str, Tensor], words: str) -> str:
+    found = hashlib.sha256(words.encode())
+    for name in sorted(tensors):
+        x = tensors[name]
+        found.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
+        found.update(x.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

@@ -1,0 +1,188 @@
+"""One training run from words: data, model, operator, recipe and seed, kept beside the checkpoint.
+
+A folder of a run holds `config.json` (what was asked for, and what is needed to use the model
+without the data), `checkpoint.safetensors`, `metrics.jsonl`, and `tensorboard` if it is installed.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from torch import nn
+
+from bistoch.lab.files import write_whole
+from bistoch.lab.train.checkpoint import CheckpointError, load_checkpoint, load_weights, part
+from bistoch.lab.train.loop import CHECKPOINT, Fitted, Moment, fit
+from bistoch.lab.train.open import check_model
+from bistoch.lab.train.order import borrowed_randomness, seed_all
+from bistoch.lab.train.ranks import Ranks
+from bistoch.lab.train.recipe import Recipe
+from bistoch.lab.train.running import Forecast
+from bistoch.lab.train.task import Task
+from bistoch.models import Forecaster, build_model
+
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that a run depends on, in words and numbers.
+
+    Args:
+        data: a name of `bistoch data list`, or a path.
+        model: a name of `bistoch.models.MODELS` or `PRESETS`, with options if wanted:
+            "vit(depth=2)".
+        operator: text for `bistoch.nn.Attention`.
+        recipe: how to train.
+        seed: of weights, order and dropout.
+    """
+
+    data: str
+    model: str
+    operator: str = "softmax"
+    recipe: Recipe = Recipe()  # noqa: RUF009 (it is frozen)
+    seed: int = 0
+
+
+class Trained(NamedTuple):
+    """A trained model, and what its run left."""
+
+    model: nn.Module
+    fitted: Fitted
+
+
+def new_model(setup: Setup, task: Task) -> nn.Module:
+    """The model before training: for one seed all operators start from the same weights."""
+    names = check_model(setup.model, task.kind, task.name)
+    sizes = {name: task.sizes[name] for name in names}
+    with borrowed_randomness():
+        seed_all("weights", setup.seed)
+        model = build_model(setup.model, setup.operator, **sizes)
+    if isinstance(model, Forecaster) and isinstance(task, Forecast):
+        # its axes come from the data, not from gradients
+        model.fit_axes(task.values, train_rows=task.train_rows)
+    return model
+
+
+def train_one(
+    setup: Setup,
+    task: Task,
+    folder: Path,
+    *,
+    ranks: Ranks | None = None,
+    tensorboard: bool = False,
+    watch: Callable[[Moment], None] | None = None,
+) -> Trained:
+    """Train a model in a folder, or go on there; a folder of another run is refused.
+
+    Args:
+        setup: what to train, and how.
+        task: made from its data.
+        folder: for everything that is written.
+        ranks, tensorboard, watch: as for `fit`.
+    """
+    model = new_model(setup, task)
+    config = {
+        "setup": asdict(setup), "kind": task.kind, "name": task.name,
+        "model": asdict(cast(Any, model.config)), "facts": task.facts,
+        "samples": {split: task.count(split) for split in ("train", "valid", "test")},
+    }  # fmt: skip
+    if ranks is None or ranks.leads:
+        _keep_config(folder, json.loads(json.dumps(config)))
+    fitted = fit(
+        model, task, setup.recipe, folder=folder, seed=setup.seed, ranks=ranks,
+        tensorboard=tensorboard, watch=watch,
+    )  # fmt: skip
+    return Trained(model, fitted)
+
+
+def _keep_config(folder: Path, config: dict[str, Any]) -> None:
+    path = folder / CONFIG
+    if path.exists():
+        before = read_config(folder)
+        if before != config:
+            raise ValueError(
+                f"train: {folder} holds a run with {_difference(before, config)}; give another "
+                "folder, or remove that one"
+            )
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(config, indent=1, ensure_ascii=False).encode())
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What is kept beside a checkpoint."""
+    path = folder / CONFIG
+    if not path.is_file():
+        there = "" if folder.is_dir() else ", and there is no such folder"
+        raise CheckpointError(
+            f"{folder} is not the folder of a training run: {CONFIG} was looked for in it{there}; "
+            "give the folder that `bistoch train --out` wrote"
+        )
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        return {"setup": config["setup"], **config}
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{path} is damaged: it is not what bistoch train wrote") from None
+
+
+class Restored(NamedTuple):
+    """A model that was trained, ready to use, what is known of its data, and where it stood."""
+
+    model: nn.Module
+    config: dict[str, Any]
+    setup: Setup
+    epoch: int
+    finished: bool
+
+
+def restore_run(folder: Path) -> Restored:
+    """The model in the folder of a run: its best weights if it had patience, else its last."""
+    config = read_config(folder)
+    path = folder / CHECKPOINT
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder} has no {CHECKPOINT}: the run was stopped before its first one; give the "
+            "same command again"
+        )
+    setup = setup_of(config["setup"])
+    model = build_model(setup.model, setup.operator, **config["model"])
+    state, tensors = load_checkpoint(path)
+    has_best = bool(part(tensors, "best"))
+    load_weights(path, tensors, model, "best" if has_best else "model")
+    epoch = state.best_epoch if has_best else len(state.curve)
+    return Restored(model.eval(), config, setup, epoch, bool(state.finished))
+
+
+def setup_of(words: dict[str, Any]) -> Setup:
+    """A setup as it was before it became JSON.
+
+    >>> setup = Setup("shapes", "set_transformer", recipe=Recipe(epochs=2))
+    >>> setup_of(json.loads(json.dumps(asdict(setup)))) == setup
+    True
+    """
+    known = {field.name for field in fields(Recipe)}
+    recipe = {name: x for name, x in words["recipe"].items() if name in known}
+    recipe["decays"] = tuple(recipe["decays"])
+    return Setup(**{**words, "recipe": Recipe(**recipe)})
+
+
+def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """The first thing in which two configs differ, in words."""
+    old, new = _flat(before), _flat(now)
+    for name in [*new, *old]:
+        if old.get(name) != new.get(name):
+            return f"{name} = {old.get(name)!r}, but now it is {new.get(name)!r}"
+    return "other options"
+
+
+def _flat(config: dict[str, Any], head: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{head}{name}.")
+        else:
+            found[f"{head}{name}".removeprefix("setup.").removeprefix("recipe.")] = value
+    return found

@@ -1,0 +1,263 @@
+"""Operators on equal terms: a stopped comparison goes on, a finished one is only read."""
+
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from bistoch.cli import app
+from bistoch.lab.compare import Comparison, cells, live, look, run_compare, summary
+from bistoch.lab.reproduce import STUDIES, Settings, qdsformer
+from bistoch.lab.train import Moment, Recipe, Setup, new_model, open_task
+
+QUIET = Console(quiet=True)
+MODEL = "vit(patch=(3,5), depth=2, dim=8, heads=2)"
+RECIPE = Recipe(epochs=2, batch=8, rate=1e-2)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(look, "SAMPLES", 5)
+    monkeypatch.setattr("bistoch.lab.compare.timing.ROUNDS", 1)
+
+
+def run(*words):
+    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"}).invoke(app, [str(w) for w in words])
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    generator = np.random.default_rng(0)
+    y = np.arange(50) % 2
+    x = generator.integers(0, 60, (50, 6, 5), np.uint8)
+    x[y == 1, :3] += 180
+    path = tmp_path / "mine.npz"
+    np.savez(path, x_train=x[:30], y_train=y[:30], x_test=x[30:], y_test=y[30:])
+    return str(path)
+
+
+def test_a_comparison_ends_with_two_reports(pictures, tmp_path):
+    operators = ("softmax", "elastic(lam=0.5, learn='head')")
+    result = run("compare", *operators, "--data", pictures, "--model", MODEL, "--seeds", 2,
+                 "--epochs", 2, "--batch", 8, "--rate", 0.01, "--out",
+                 tmp_path / "out")  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert f"report: {tmp_path / 'out' / 'report.html'}" in result.stdout
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    for words in (page, text):
+        for section in ("Learning curves", "What attention does", "What was learned of lam",
+                        "Attention on real samples", "Protocol", "To run it again"):  # fmt: skip
+            assert section in words
+        assert "step, over softmax" in words
+    assert page.count("<img ") == 5
+    assert "http" not in page.replace("http-equiv", "")
+    for name in re.findall(r"\((figures/\w+\.png)\)", text):
+        assert (tmp_path / "out" / name).read_bytes()[:4] == b"\x89PNG"
+    assert len(re.findall(r"\(figures/", text)) == 5
+    # one line per operator, the right accuracies
+    found = [json.loads(p.read_text()) for p in sorted((tmp_path / "out").rglob("result.json"))]
+    assert len(found) == 4
+    accuracies = [cell["test"]["accuracy"] for cell in found if not cell["attention"]["lam"]]
+    assert f"| softmax | {summary.spread(accuracies, 100)} |" in text
+
+
+def test_finished_cells_are_not_trained_again_and_missing_ones_are(pictures, tmp_path, monkeypatch):
+    comparison = Comparison(pictures, MODEL, ("softmax", "sinkhorn"), (0,), RECIPE)
+    task = open_task(pictures)
+
+    def all_of(what):
+        return list(cells.run_all(what, task, tmp_path, tensorboard=False, watch=None))
+
+    first, times = all_of(comparison), cells.time_once(comparison, task, tmp_path)
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("trained again")
+
+    monkeypatch.setattr(cells, "train_one", fail)
+    monkeypatch.setattr(cells, "time_steps", fail)
+    assert all_of(comparison) == first
+    assert cells.time_once(comparison, task, tmp_path) == times
+    assert times["seconds"].keys() == {"softmax", "sinkhorn"}
+    # one more seed, another recipe, other data: each is another run
+    for other in (
+        Comparison(pictures, MODEL, ("softmax", "sinkhorn"), (0, 1), RECIPE),
+        Comparison(pictures, MODEL, ("softmax",), (0,), Recipe(epochs=3, batch=8, rate=1e-2)),
+    ):
+        with pytest.raises(RuntimeError, match="trained again"):
+            all_of(other)
+
+
+def test_an_interrupted_comparison_goes_on(pictures, tmp_path):
+    comparison = Comparison(pictures, MODEL, ("softmax", "sinkhorn"), (0,), RECIPE)
+    task, seen = open_task(pictures), []
+
+    def stop(setup, moment):
+        if setup.operator == "sinkhorn" and moment.step == 6:
+            raise KeyboardInterrupt
+
+    def watch(setup, moment):
+        seen.append((setup.operator, moment.step))
+
+    with pytest.raises(KeyboardInterrupt):
+        list(cells.run_all(comparison, task, tmp_path / "a", tensorboard=False, watch=stop))
+    rest = list(cells.run_all(comparison, task, tmp_path / "a", tensorboard=False, watch=watch))
+    # from the checkpoint after the first epoch on
+    assert seen == [("sinkhorn", step) for step in (5, 6, 7, 8)]
+    whole = list(cells.run_all(comparison, task, tmp_path / "b", tensorboard=False, watch=None))
+    for one, other in zip(rest, whole, strict=True):
+        assert one.result["test"] == other.result["test"]
+        assert one.result["curve"] == other.result["curve"]
+        assert one.result["attention"] == other.result["attention"]
+
+
+def test_rates_are_chosen_by_held_out_samples_only(pictures, tmp_path):
+    rates = (1e-6, 1e-2)
+    comparison = Comparison(pictures, MODEL, ("softmax",), (0, 1), RECIPE, rates)
+    assert comparison.chooses
+    task = open_task(pictures, hold_out=comparison.chooses)
+    assert task.count("valid") == 3
+    done = list(cells.run_all(comparison, task, tmp_path, tensorboard=False, watch=None))
+    assert [(c.setup.seed, c.setup.recipe.rate) for c in done[:2]] == [(0, 1e-6), (0, 1e-2)]
+    best = max(done[:2], key=lambda cell: cell.result["chosen"]["accuracy"]).setup.recipe.rate
+    assert [(c.setup.seed, c.setup.recipe.rate) for c in done[2:]] == [(0, best), (1, best)]
+    # the chosen run of the first seed is read, not trained again
+    assert len(list(tmp_path.rglob("result.json"))) == 3
+    (row,) = summary.rows_of(comparison, done)
+    assert [cell.setup.recipe.rate for cell in row.cells] == [best, best]
+    assert done[0].result["watched"] == "valid"
+
+
+def test_a_run_that_diverges_is_told_and_the_others_go_on(pictures, tmp_path):
+    recipe = Recipe(epochs=1, batch=8, rate=1e30, optimizer="sgd", clip=None, warmup=0.0)
+    comparison = Comparison(pictures, MODEL, ("softmax",), (0,), recipe)
+    page = run_compare(comparison, tmp_path / "out", QUIET, command="").read_text(encoding="utf-8")
+    assert "1 diverged" in page
+    assert "lower the learning rate" in page
+
+
+def test_numbers_of_attention_tell_balance(pictures):
+    task = open_task(pictures)
+    found = {
+        text: look.measure(new_model(Setup(pictures, MODEL, text), task), task)
+        for text in ("softmax(eps=0.1)", "sinkhorn(iters=200)", "elastic(learn='head', lam=0.25)")
+    }
+    balanced, free, learned = found["sinkhorn(iters=200)"], *(found[k] for k in list(found)[::2])
+    assert balanced["peak"] == pytest.approx([1, 1], abs=1e-3)
+    assert min(free["peak"]) > 1.001
+    # two patches and the class token
+    assert balanced["sink"] == pytest.approx([1 / 3] * 2, abs=1e-3)
+    assert sum(free["loads"]) == pytest.approx(1)
+    assert balanced["loads"][look.EDGES.index(0.95)] == pytest.approx(1)
+    assert learned["lam"] == {f"blocks.{i}.attention.operator": [0.25] * 2 for i in range(2)}
+    assert len(free["rank"]) == 3
+
+
+def test_what_is_measured_does_not_change_the_model(pictures):
+    task = open_task(pictures)
+    model = new_model(Setup(pictures, MODEL, "sinkhorn"), task)
+    before = model(*task.batch("test", torch.arange(4)).inputs)
+    look.measure(model, task)
+    assert torch.equal(before, model(*task.batch("test", torch.arange(4)).inputs))
+
+
+def test_the_board_shows_every_operator_and_where_it_is(pictures, tmp_path):
+    comparison = Comparison(pictures, MODEL, ("softmax", "sinkhorn"), (0,), RECIPE)
+    task = open_task(pictures)
+    console = Console(width=120, record=True, force_terminal=True, file=io.StringIO())
+    with live.board(comparison, task, console) as board:
+        for cell in cells.run_all(comparison, task, tmp_path, tensorboard=False, watch=None):
+            board.finish(cell)
+        board.step(comparison.setup("sinkhorn", 0), Moment(3, 8, 1, 0.5, []))
+        console.print(board.render())
+    text = console.export_text()
+    assert "2 of 2 runs" in text
+    assert re.search(r"sinkhorn .* 1/2 +0\.500", text)
+
+
+def test_a_board_without_a_terminal_writes_lines(pictures, tmp_path):
+    comparison = Comparison(pictures, MODEL, ("softmax",), (0,), RECIPE)
+    said, task = io.StringIO(), open_task(pictures)
+    with live.board(comparison, task, Console(file=said, width=120)) as board:
+        for cell in cells.run_all(comparison, task, tmp_path, tensorboard=False, watch=board.step):
+            board.finish(cell)
+    assert said.getvalue().startswith("softmax, seed 0, rate 0.01: ")
+    assert len(said.getvalue().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("softmax", "softmax"), "operators must differ, but softmax is there twice"),
+        (("softmaxx",), "softmaxx"),
+        (("softmax", "--data", "nowhere.npz"), "nowhere.npz does not exist"),
+        (("softmax", "--data", "multi30k"), "no model here learns from multi30k"),
+        (("softmax", "--model", "lm"), "takes corpus, but fashion-mnist-small is images"),
+        (("softmax", "--model", "vit(depth=0)"), "depth"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words, sentence, tmp_path):
+    result = run("compare", *words, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_eight_token_study(tmp_path, monkeypatch):
+    settings = Settings(out=tmp_path, seeds=(0,), smoke=True)
+    comparison = qdsformer.comparison_of(settings)
+    assert new_model(comparison.setup("softmax", 0), open_task(comparison.data)).place.shape == (
+        8, 128,
+    )  # fmt: skip
+    full = qdsformer.comparison_of(Settings(out=tmp_path, seeds=(0, 1, 2)))
+    assert full.data == "fashion-mnist"
+    assert len(STUDIES["qdsformer-fashion"].seeds) >= 3
+    names = [operator.split("(")[0] for operator in full.operators]
+    assert names == ["softmax", "sinkhorn", "orthogonal", "elastic", "elastic", "elastic"]
+    assert sum("learn='head'" in operator for operator in full.operators) == 2
+    # the smoke run as it is, on fewer pictures
+    small = Recipe(epochs=1, batch=2000, schedule="constant", warmup=0.0)
+    monkeypatch.setattr(qdsformer, "SMOKE", small)
+
+    def open_part(data):
+        task = open_task(data)
+        for split in ("train", "test"):
+            task.samples[split], task.labels[split] = (
+                task.samples[split][:30],
+                task.labels[split][:30],
+            )
+        return task
+
+    monkeypatch.setattr(qdsformer, "open_task", open_part)
+    for name in list(qdsformer.OPERATORS)[2:]:
+        monkeypatch.delitem(qdsformer.OPERATORS, name)
+    page = STUDIES["qdsformer-fashion"].run(settings, QUIET).read_text(encoding="utf-8")
+    assert "smoke run" in page
+    assert "softmax 88.9 ± 0.1" in page
+
+
+def test_the_study_compares_with_what_is_published():
+    def row(operator, *accuracies):
+        made = [
+            cells.Cell(Setup("", "", operator, seed=i), None, {"test": {"accuracy": x}})
+            for i, x in enumerate(accuracies)
+        ]
+        return summary.Row(operator, made, [])
+
+    balanced = "sinkhorn(backend='cpu')"
+    rows = [row("softmax", 0.885, 0.887, 0.886), row(balanced, 0.90, 0.902, 0.901)]
+    _, lines = qdsformer.beside_published(rows)
+    assert lines[0] == ("softmax", "88.60 ± 0.10", "3", "softmax 88.9 ± 0.1", "-0.3")
+    assert lines[1][-1] == "+1.0"
+    assert (
+        f"Best of ours is {balanced}, +1.50 points over our softmax, which is more"
+        in (qdsformer._notes(rows, smoke=False)[-1])
+    )
+    rows[1] = row(balanced, 0.88, 0.895, 0.886)
+    assert "which is no more" in qdsformer._notes(rows, smoke=False)[-1]

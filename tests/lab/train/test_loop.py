@@ -1,0 +1,259 @@
+"""A run goes on bit by bit, stops when it should, and says what went wrong."""
+
+import json
+import random
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bistoch.lab.train import (
+    CheckpointError,
+    DivergedError,
+    Recipe,
+    evaluate,
+    fit,
+    load_checkpoint,
+    loop,
+    rate_at,
+    read_log,
+)
+
+RECIPE = Recipe(epochs=3, batch=5, rate=1e-2)
+
+
+class KilledError(Exception):
+    pass
+
+
+def killer(step):
+    def watch(moment):
+        if moment.step == step:
+            raise KilledError
+
+    return watch
+
+
+def test_a_model_learns(small, tmp_path):
+    model, task = small.Noisy(), small.make_task()
+    assert evaluate(model, task, "test")["accuracy"] < 0.8
+    fitted = fit(model, task, Recipe(epochs=12, batch=5, rate=1e-2), folder=tmp_path)
+    assert fitted.finished == "all epochs are done"
+    assert len(fitted.curve) == fitted.epoch == 12
+    assert evaluate(model, task, "test")["accuracy"] > 0.9
+    assert fitted.curve[-1]["loss"] < fitted.curve[0]["loss"]
+    assert not model.training
+
+
+@pytest.mark.parametrize("step", [1, 4, 7, 11, 20])
+@pytest.mark.parametrize("patience", [None, 2])
+def test_a_killed_run_goes_on_bit_by_bit(small, tmp_path, step, patience):
+    recipe = Recipe(epochs=3, batch=5, rate=1e-2, patience=patience)
+    task = small.make_task(hold_out=True)
+    whole, killed, again = small.Noisy(), small.Noisy(), small.Noisy(seed=7)
+    fitted = fit(whole, task, recipe, folder=tmp_path / "whole", seed=3)
+    # a checkpoint after every step, and then the run dies; what goes on starts from other weights
+    with pytest.raises(KilledError):
+        fit(killed, task, recipe, folder=tmp_path / "b", seed=3, watch=killer(step), save_every=0)
+    other = fit(again, task, recipe, folder=tmp_path / "b", seed=3)
+    assert other.curve == fitted.curve
+    assert small.same(small.weights(whole), small.weights(again))
+    first, second = (
+        load_checkpoint(tmp_path / name / loop.CHECKPOINT)[1] for name in ("whole", "b")
+    )
+    assert small.same(first, second)
+    assert any(name.startswith("optimizer.") for name in first)
+    assert read_log(tmp_path / "whole" / loop.METRICS) == read_log(tmp_path / "b" / loop.METRICS)
+
+
+def test_a_run_killed_before_a_checkpoint_starts_again_without_a_trace(small, tmp_path):
+    task = small.make_task()
+    with pytest.raises(KilledError):
+        fit(small.Noisy(), task, RECIPE, folder=tmp_path / "b", watch=killer(13))
+    model, other = small.Noisy(), small.Noisy()
+    fit(model, task, RECIPE, folder=tmp_path / "b")
+    fit(other, task, RECIPE, folder=tmp_path / "whole")
+    assert small.same(small.weights(model), small.weights(other))
+    assert read_log(tmp_path / "whole" / loop.METRICS) == read_log(tmp_path / "b" / loop.METRICS)
+
+
+def test_seeds_differ_and_order_is_what_differs(small, tmp_path):
+    first, second = small.Noisy(), small.Noisy()
+    fit(first, small.make_task(), RECIPE, folder=tmp_path / "a", seed=0)
+    fit(second, small.make_task(), RECIPE, folder=tmp_path / "b", seed=1)
+    assert not small.same(small.weights(first), small.weights(second))
+
+
+def test_training_leaves_all_random_numbers_alone(small, tmp_path):
+    states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    fit(small.Noisy(), small.make_task(), RECIPE, folder=tmp_path)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1:] == (np.random.get_state()[1].tolist(), random.getstate())
+
+
+def test_a_finished_run_is_only_read(small, tmp_path):
+    fit(small.Noisy(), small.make_task(), RECIPE, folder=tmp_path)
+    written = (tmp_path / loop.CHECKPOINT).read_bytes()
+    model = small.Noisy(seed=5)
+    fit(model, small.make_task(), RECIPE, folder=tmp_path, watch=killer(0))
+    assert (tmp_path / loop.CHECKPOINT).read_bytes() == written
+    assert small.same(small.weights(model), small.weights_of(written))
+
+
+def test_patience_stops_and_keeps_the_best(small, tmp_path):
+    task = small.make_task(hold_out=True, train=60, noise=2.0)
+    recipe = Recipe(epochs=200, batch=5, rate=3e-2, patience=3, schedule="constant", warmup=0.0)
+    model = small.Noisy()
+    fitted = fit(model, task, recipe, folder=tmp_path)
+    assert len(fitted.curve) < 200
+    assert fitted.epoch == len(fitted.curve) - 3
+    scores = [row["accuracy"] for row in fitted.curve]
+    assert scores[fitted.epoch - 1] == max(scores)
+    assert evaluate(model, task, "valid")["accuracy"] == max(scores)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "state"])
+def test_a_damaged_checkpoint_is_a_sentence(small, tmp_path, damage):
+    fit(small.Noisy(), small.make_task(), RECIPE, folder=tmp_path)
+    path = tmp_path / loop.CHECKPOINT
+    content = bytearray(path.read_bytes())
+    if damage == "flipped":
+        content[-100] ^= 1
+    if damage == "state":
+        # one digit of the state, in the header
+        place = content.index(b'step\\":') + len(b'step\\": ')
+        content[place : place + 1] = b"1" if content[place : place + 1] != b"1" else b"2"
+    new = {"cut": content[: len(content) // 2], "empty": b"", "text": b"hello" * 20}
+    path.write_bytes(new.get(damage, content))
+    with pytest.raises(CheckpointError, match=r"is damaged or no checkpoint of bistoch.*remove it"):
+        fit(small.Noisy(), small.make_task(), RECIPE, folder=tmp_path)
+
+
+def test_a_checkpoint_of_another_model_is_a_sentence(small, tmp_path):
+    fit(small.Noisy(), small.make_task(), RECIPE, folder=tmp_path)
+    with pytest.raises(CheckpointError, match=r"belongs to another model: 0.bias does not fit"):
+        fit(torch.nn.Sequential(torch.nn.Linear(3, 3)), small.make_task(), RECIPE, folder=tmp_path)
+
+
+def test_a_loss_that_is_no_number_is_diagnosed(small, tmp_path):
+    model = small.Noisy()
+    recipe = Recipe(
+        epochs=3, batch=5, rate=1e30, optimizer="sgd", schedule="constant", clip=None, warmup=0.0
+    )
+    with pytest.raises(DivergedError) as caught:
+        fit(model, small.make_task(), recipe, folder=tmp_path)
+    words = str(caught.value)
+    assert "at step " in words
+    assert "(epoch 1, learning rate 1e+30)" in words
+    assert "body.0.weight" in words
+    assert "the step before, all gradients together had the norm " in words
+    assert "lower the learning rate" in words
+
+
+def test_a_gradient_that_is_no_number_stops_before_it_is_used(small, tmp_path):
+    model = small.Noisy()
+    model.head.weight.register_hook(lambda gradient: gradient * torch.inf)
+    before = small.weights(model)
+    with pytest.raises(DivergedError, match=r"has the norm.*head.weight is not finite"):
+        fit(model, small.make_task(), RECIPE, folder=tmp_path)
+    assert small.same(before, small.weights(model))
+
+
+def test_bf16_trains_and_keeps_weights_in_fp32(small, tmp_path):
+    model, seen = small.Noisy(), []
+    model.head.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    recipe = Recipe(epochs=1, batch=5, precision="bf16")
+    fit(model, small.make_task(), recipe, folder=tmp_path)
+    assert set(seen) == {torch.bfloat16}
+    assert model.head.weight.dtype == torch.float32
+
+
+def test_schedules():
+    recipe = Recipe(epochs=10, rate=2.0, warmup=0.1, floor=0.25)
+    rates = [rate_at(recipe, step, 10) for step in range(100)]
+    assert max(rates) == 2.0
+    assert rates[:10] == sorted(rates[:10])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert 0.5 < rates[-1] < 0.51
+    steps = Recipe(epochs=50, rate=5e-4, schedule="steps", decays=(31, 45), warmup=0.0)
+    found = {epoch: rate_at(steps, (epoch - 1) * 7, 7) for epoch in (1, 30, 31, 44, 45, 50)}
+    assert found == pytest.approx(
+        {1: 5e-4, 30: 5e-4, 31: 5e-5, 44: 5e-5, 45: 5e-6, 50: 5e-6}, rel=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, but it is 0"),
+        ({"rate": -1.0}, "rate must be above 0, but it is -1.0"),
+        ({"optimizer": "adamm"}, "optimizer must be one of adamw, adam, sgd, but it is 'adamm'"),
+        ({"schedule": "steps"}, "decays belong to schedule='steps'"),
+        ({"warmup": 1.0}, "warmup must be a share"),
+        ({"patience": 0}, "patience must be at least 1"),
+    ],
+)
+def test_a_wrong_recipe_is_a_sentence(words, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Recipe(**words)
+
+
+def test_vectors_do_not_decay():
+    layer = torch.nn.Linear(3, 2)
+    optimizer = loop.make_optimizer(layer, Recipe(weight_decay=0.5))
+    decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+    assert decay == {id(layer.weight): 0.5, id(layer.bias): 0.0}
+
+
+SCRIPT = """
+    import importlib.util, sys
+    from pathlib import Path
+    spec = importlib.util.spec_from_file_location("small", sys.argv[1])
+    small = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(small)
+    from bistoch.lab.train import Recipe, fit, joined_ranks
+    with joined_ranks() as ranks:
+        task, recipe = small.make_task(train=40), Recipe(epochs=2, batch=5, rate=1e-2)
+        model = small.Noisy().eval()
+        model.body[2].p = 0.0
+        model.train = lambda mode=True: model
+        fitted = fit(model, task, recipe, folder=Path(sys.argv[2]), ranks=ranks)
+        if ranks.leads:
+            print("curve", [round(row["loss"], 5) for row in fitted.curve])
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path):
+    words = [
+        sys.executable,
+        "-c",
+        textwrap.dedent(SCRIPT),
+        str(Path(__file__).parent / "conftest.py"),
+    ]
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    together = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
+        f"--master-port={port}", str(script), words[3], str(tmp_path / "two"),
+    ]  # fmt: skip
+    found = [
+        subprocess.run(command, capture_output=True, text=True, timeout=120)
+        for command in ([*words, str(tmp_path / "one")], together)
+    ]
+    curves = [
+        json.loads(line.removeprefix("curve "))
+        for done in found
+        for line in done.stdout.splitlines()
+        if line.startswith("curve ")
+    ]
+    assert len(curves) == 2, found[1].stderr[-2000:]
+    assert curves[0] == pytest.approx(curves[1], abs=2e-5)

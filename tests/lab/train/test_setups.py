@@ -1,0 +1,282 @@
+"""Runs from words: every kind of data, what is kept beside a checkpoint, and what is refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bistoch.cli import app
+from bistoch.lab.data import Corpus, Series
+from bistoch.lab.train import (
+    CheckpointError,
+    Recipe,
+    Setup,
+    load_checkpoint,
+    new_model,
+    open_task,
+    restore_run,
+    train_one,
+)
+from bistoch.lab.train.again import evaluate_again
+from bistoch.lab.train.running import Forecast, NextCharacter
+
+VIT = "vit(patch=(3,5), depth=1, dim=8, heads=2)"
+SHORT = ("--epochs", "1", "--batch", "8", "--no-tensorboard")
+
+
+def run(*words):
+    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"}).invoke(app, [str(w) for w in words])
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    generator = np.random.default_rng(0)
+    y = np.arange(30) % 2
+    x = generator.integers(0, 60, (30, 6, 5), np.uint8)
+    x[y == 1, :3] += 180
+    np.savez(tmp_path / "mine.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:],
+             classes=np.array(["dark", "bright"]))  # fmt: skip
+    return tmp_path / "mine.npz"
+
+
+@pytest.fixture
+def sentences(tmp_path):
+    path = tmp_path / "mine.csv"
+    rows = [f"{'a good film' if i % 2 else 'a bad one'} number {i},{i % 2}" for i in range(40)]
+    path.write_text("\n".join(["text,label", *rows]))
+    return path
+
+
+def test_train_eval_and_predict_pictures(pictures, tmp_path):
+    out = tmp_path / "run"
+    words = ("train", "--data", pictures, "--model", VIT, "--operator", "elastic(lam=0.5)",
+             "--epochs", 20, "--batch", 8, "--rate", 0.01, "--no-tensorboard", "--out",
+             out)  # fmt: skip
+    result = run(*words)
+    assert result.exit_code == 0, result.stderr
+    assert "all epochs are done" in result.stdout
+    config = json.loads((out / "config.json").read_text())
+    assert config["setup"]["operator"] == "elastic(lam=0.5)"
+    assert config["facts"]["classes"] == ["dark", "bright"]
+    scored = json.loads(run("eval", out, "--json").stdout)
+    assert scored["accuracy"] == 1.0
+    assert scored["samples"] == 10
+    # labels for a file of arrays, a folder of pictures, and a single colour picture
+    from PIL import Image
+
+    with np.load(pictures) as arrays:
+        x, y = arrays["x_test"], arrays["y_test"]
+    np.save(tmp_path / "x.npy", x)
+    (tmp_path / "folder").mkdir()
+    Image.fromarray(x[0]).save(tmp_path / "folder" / "one.png")
+    Image.fromarray(np.repeat(x[1][..., None], 3, 2)).save(tmp_path / "two.png")
+    result = run("predict", out, tmp_path / "x.npy", tmp_path / "folder", tmp_path / "two.png")
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == "sample,label,probability"
+    labels = [line.split(",")[1] for line in lines[1:]]
+    assert labels[:10] == [("dark", "bright")[i] for i in y]
+    assert labels[10:] == [("dark", "bright")[y[0]], ("dark", "bright")[y[1]]]
+    # a picture of another size, a folder without any, a file that is not there
+    Image.fromarray(np.zeros((7, 5), np.uint8)).save(tmp_path / "large.png")
+    (tmp_path / "none").mkdir()
+    for path, sentence in (
+        (tmp_path / "large.png", "must be a uint8 picture of 6 x 5 (height x width)"),
+        (tmp_path / "none", "were looked for in"),
+        (tmp_path / "nowhere.png", "does not exist"),
+    ):
+        refused = run("predict", out, path)
+        assert refused.exit_code == 2
+        assert sentence in refused.stderr
+        assert len(refused.stderr.splitlines()) == 1
+    # the same words again only read; others are refused
+    before = (out / "checkpoint.safetensors").read_bytes()
+    assert run(*words).exit_code == 0
+    assert (out / "checkpoint.safetensors").read_bytes() == before
+    refused = run(*words, "--seed", 1)
+    assert refused.exit_code == 2
+    assert "holds a run with seed = 0, but now it is 1" in refused.stderr
+
+
+def test_train_eval_and_predict_texts(sentences, tmp_path):
+    out = tmp_path / "run"
+    result = run("train", "--data", sentences, "--model", "text(depth=1, dim=16, heads=2)",
+                 "--operator", "sinkhorn", "--epochs", 12, "--batch", 8, "--rate", 0.01,
+                 "--no-tensorboard", "--out", out)  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(run("eval", out, "--json").stdout)["accuracy"] == 1.0
+    (tmp_path / "new.txt").write_text("a good film\n\nbad\n")
+    (tmp_path / "new.jsonl").write_text('{"text": "good"}\n')
+    (tmp_path / "new.csv").write_text("text\none bad film\n")
+    result = run("predict", out, *(tmp_path / f"new.{form}" for form in ("txt", "jsonl", "csv")),
+                 "--out", tmp_path / "labels.csv")  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    lines = (tmp_path / "labels.csv").read_text().splitlines()[1:]
+    assert [line.split(",")[1] for line in lines] == ["1", "0", "1", "0"]
+    (tmp_path / "wrong.csv").write_text("words\ngood\n")
+    refused = run("predict", out, tmp_path / "wrong.csv")
+    assert "expected the column text, but text is missing; the head is words" in refused.stderr
+    # other data of the same classes, read with the words the model knows
+    other = tmp_path / "other.csv"
+    other.write_text("text,label\n" + "\n".join(f"zz good {i},1\nzz bad {i},0" for i in range(9)))
+    assert evaluate_again(out, str(other))["accuracy"] == 1.0
+
+
+def test_points_are_labelled(tmp_path):
+    result = run("train", "--data", "shapes", "--model",
+                 "set_transformer(depth=1, dim=8, heads=2, inducing=3)", *SHORT[:2], "--batch", 500,
+                 "--no-tensorboard", "--out", tmp_path / "run")  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    np.savez(tmp_path / "clouds.npz", x=np.random.default_rng(0).normal(size=(3, 11, 3)))
+    result = run("predict", tmp_path / "run", tmp_path / "clouds.npz")
+    assert len(result.stdout.splitlines()) == 4
+
+
+def test_a_language_model_and_a_forecaster_learn(tmp_path):
+    text = "the cat sat on the mat. " * 60
+    task = NextCharacter(Corpus("cat", "corpus", text, text[:200], text[:200]), length=16)
+    setup = Setup(
+        "cat", "lm(depth=1, dim=16, heads=2)", "softmax", Recipe(epochs=3, batch=4, rate=1e-2)
+    )
+    _, fitted = train_one(setup, task, tmp_path / "lm")
+    assert fitted.curve[-1]["bits"] < 0.8 * fitted.curve[0]["bits"]
+    time_ = np.arange(300)
+    values = np.stack([np.sin(time_ / 5), np.cos(time_ / 7)], 1)
+    series = Series("waves", "series", values, time_, ("a", "b"), "a", (200, 250, 300))
+    task = Forecast(series, lookback=16, horizon=4)
+    model = "forecast(lookback=16, horizon=4, dim=16, heads=2, extend=4, depth=1)"
+    setup = Setup("waves", model, "sinkhorn", Recipe(epochs=6, batch=16, rate=1e-2))
+    trained, fitted = train_one(setup, task, tmp_path / "forecast")
+    assert fitted.curve[-1]["mse"] < 0.5
+    again = restore_run(tmp_path / "forecast")
+    seen = task.batch("test", torch.arange(3)).inputs[0]
+    torch.testing.assert_close(again.model(seen), trained(seen))
+    # forecasts of test begin at the border, and what they look back at may lie before it
+    assert task.batch("test", torch.tensor([0])).target[0, 0].tolist() == pytest.approx(
+        task.values[250].tolist()
+    )
+
+
+def test_operators_of_one_seed_start_from_the_same_weights():
+    task = open_task("fashion-mnist-small")
+    texts = ("softmax", "sinkhorn", "elastic(learn='head')")
+    models = [new_model(Setup("", "vit_stripes", text, seed=3), task) for text in texts]
+    for name, x in models[0].state_dict().items():
+        assert all(torch.equal(x, model.state_dict()[name]) for model in models)
+    other = new_model(Setup("", "vit_stripes", "softmax", seed=4), task)
+    assert not torch.equal(other.embed.weight, models[0].embed.weight)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--data", "no/such/folder"), "no/such/folder does not exist"),
+        (("--data", "fashion"), "did you mean fashion-mnist"),
+        (("--model", "vitt"), "unknown model 'vitt'; known are vit,"),
+        (("--model", "set_transformer"), "takes points, but fashion-mnist-small is images"),
+        (("--operator", "softmaxx"), "softmaxx"),
+        (("--rate", "0"), "rate must be above 0"),
+        (("--schedule", "steps"), "decays belong to schedule='steps'"),
+        (("--device", "cuda"), "sees no cuda device"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words, sentence, tmp_path):
+    if "cuda" in words and torch.cuda.is_available():
+        pytest.skip("cuda is there")
+    result = run("train", *words, "--no-tensorboard", "--out", tmp_path / "run")
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_no_run_is_one_sentence(tmp_path):
+    for verb in (("eval", tmp_path), ("predict", tmp_path / "nowhere", "x.npy")):
+        result = run(*verb)
+        assert result.exit_code == 2
+        assert "config.json was looked for in it" in result.stderr
+    (tmp_path / "config.json").write_text("{ half")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        restore_run(tmp_path)
+
+
+@pytest.mark.parametrize("package", ["safetensors", "tensorboard"])
+def test_a_missing_extra_is_said(package, pictures, tmp_path, monkeypatch):
+    words = ("train", "--data", pictures, "--model", VIT, *SHORT[:4], "--out", tmp_path / "run")
+    if package == "tensorboard":
+        monkeypatch.setattr("bistoch.lab.train.log.has_tensorboard", lambda: False)
+        result = run(*words)
+        assert result.exit_code == 0
+        assert result.stdout.count("tensorboard is missing") == 1
+        assert (tmp_path / "run" / "metrics.jsonl").exists()
+        return
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    result = run(*words)
+    assert result.exit_code == 2
+    assert (
+        'checkpoints need safetensors; install it with: pip install "bistoch[lab]"' in result.stderr
+    )
+
+
+@pytest.mark.slow
+def test_tensorboard_gets_the_numbers(pictures, tmp_path):
+    pytest.importorskip("tensorboard")
+    result = run("train", "--data", pictures, "--model", VIT, *SHORT[:4], "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.stderr
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("epoch/accuracy")] == [3]
+
+
+@pytest.mark.slow
+def test_a_process_killed_anywhere_goes_on_bit_by_bit(tmp_path):
+    """Real processes, kill -9 at moments of no one's choosing, until the run is through."""
+    words = [
+        sys.executable, "-m", "bistoch", "train", "--model",
+        "vit(patch=(7,7), depth=1, dim=16, heads=2, dropout=0.1)", "--epochs", "6", "--batch",
+        "16", "--no-tensorboard", "--operator", "elastic(lam=0.5)", "--patience", "5",
+    ]  # fmt: skip
+    code = (
+        "import sys; from bistoch.lab.train import loop; loop.SAVE_EVERY = 0.05; "
+        "loop.fit.__kwdefaults__['save_every'] = 0.05; "
+        "from bistoch.cli import app; app(sys.argv[1:])"
+    )
+    words[1:3] = ["-c", code]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run([*words, "--out", str(whole)], check=True, capture_output=True, timeout=300)
+    kills = 0
+    for pause in (0.3, 0.7, 0.1, 1.1):
+        process = subprocess.Popen([*words, "--out", str(killed)], stdout=subprocess.DEVNULL)
+        began = time.monotonic()
+        known = (killed / "checkpoint.safetensors").exists() and os.stat(
+            killed / "checkpoint.safetensors"
+        ).st_mtime_ns
+        # it must have written something new before it dies
+        while time.monotonic() - began < 120 and process.poll() is None:
+            path = killed / "checkpoint.safetensors"
+            if path.exists() and path.stat().st_mtime_ns != known:
+                break
+            time.sleep(0.01)
+        time.sleep(pause)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+    assert kills >= 2
+    subprocess.run([*words, "--out", str(killed)], check=True, capture_output=True, timeout=300)
+    (state, tensors), (other, others) = (
+        load_checkpoint(folder / "checkpoint.safetensors") for folder in (whole, killed)
+    )
+    assert state.curve == other.curve
+    assert tensors.keys() == others.keys()
+    assert all(torch.equal(x, others[name]) for name, x in tensors.items())
+    assert (whole / "metrics.jsonl").read_text() == (killed / "metrics.jsonl").read_text()
