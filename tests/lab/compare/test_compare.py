@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from bistoch.cli import app
 from bistoch.lab.compare import Comparison, cells, live, look, run_compare, summary
+from bistoch.lab.compare.plan import cell_folder
 from bistoch.lab.reproduce import STUDIES, Settings, qdsformer
 from bistoch.lab.train import Moment, Recipe, Setup, new_model, open_task
 
@@ -261,3 +262,12 @@ def test_the_study_compares_with_what_is_published():
     )
     rows[1] = row(balanced, 0.88, 0.895, 0.886)
     assert "which is no more" in qdsformer._notes(rows, smoke=False)[-1]
+
+
+def test_texts_read_to_another_length_are_other_runs(tmp_path):
+    path = tmp_path / "mine.csv"
+    rows = [f"{'good' if i % 2 else 'bad'} film number {i},{i % 2}" for i in range(20)]
+    path.write_text("\n".join(["text,label", *rows]))
+    setup = Setup(str(path), "text_small")
+    folders = {cell_folder(tmp_path, setup, open_task(str(path), length=n)) for n in (2, 3, None)}
+    assert len(folders) == 3

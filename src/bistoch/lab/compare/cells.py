@@ -98,8 +98,8 @@ def _best_rate(tried: list[Cell], task: Task) -> float:
 
 def time_once(comparison: Comparison, task: Task, out: Path) -> dict[str, Any]:
     """The time of a step by operator, measured once for a comparison and then read."""
-    facts = asdict(comparison.recipe), comparison.data, comparison.model, comparison.operators
-    path = out / "runs" / f"times-{digest(facts, torch.get_num_threads())}.json"
+    facts = asdict(comparison), task.facts.get("length"), torch.get_num_threads()
+    path = out / "runs" / f"times-{digest(*facts)}.json"
     if path.exists():
         return dict(json.loads(path.read_text(encoding="utf-8")))
     found = time_steps(comparison, task)

@@ -112,9 +112,10 @@ def draw_plans_by_layer(plans: Mapping[str, Sequence[Tensor]], tokens: Sequence[
     depth = max(len(layers) for layers in plans.values())
     figure = new_figure((2.3 * depth + 1.4, 2.35 * len(plans)))
     means = {name: [plan.mean(0) for plan in layers] for name, layers in plans.items()}
-    top = max(float(plan.max()) for layers in means.values() for plan in layers)
     for row, (name, layers) in enumerate(means.items()):
         for column, plan in enumerate(layers):
+            # one scale for all operators; layers may have different numbers of keys
+            top = max(float(others[column].max()) for others in means.values())
             axes = figure.add_subplot(len(plans), depth, row * depth + column + 1)
             axes.imshow(plan.numpy(), cmap=COLOURS, vmin=0, vmax=top, aspect="auto")
             axes.set(xticks=[], yticks=[])

@@ -69,5 +69,6 @@ def cell_folder(out: Path, setup: Setup, task: Task) -> Path:
     'elastic-lam-0.5-seed-3-'
     """
     counts = [task.count(split) for split in ("train", "valid", "test")]
+    facts = asdict(setup), counts, task.facts.get("length")
     name = re.sub(r"[^a-z0-9.]+", "-", setup.operator.lower()).strip("-")
-    return out / "runs" / f"{name}-seed-{setup.seed}-{digest(asdict(setup), counts)}"
+    return out / "runs" / f"{name}-seed-{setup.seed}-{digest(*facts)}"

@@ -103,8 +103,9 @@ def layer_table(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, .
             # a block may attend more than once; then layers and states do not pair up
             paired = len(ranks) == len(numbers["entropy"]) + 1
             rank = f"{ranks[layer + 1]:.1f}" if paired else ""
+            name = row.cells[0].result["attention"]["layers"][layer].removesuffix(".attention")
             lines.append((
-                row.operator, str(layer + 1), f"{numbers['entropy'][layer]:.2f}",
+                row.operator, f"{layer + 1}: {name}", f"{numbers['entropy'][layer]:.2f}",
                 f"{numbers['sink'][layer]:.3f}", f"{numbers['peak'][layer]:.2f}", rank,
             ))  # fmt: skip
     return head, lines
