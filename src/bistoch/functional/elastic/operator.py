@@ -244,11 +244,9 @@ def empty(
         error=query.new_empty(batch),
         iterations=query.new_empty(batch, dtype=torch.int64),
     )
-    if not keep_history:
-        nothing = query.new_empty(batch, 0, 0)
-        return solution, History(nothing, nothing, nothing)
-    history = (query.new_empty(batch, kept, size) for size in (n, m, m))
-    return solution, History(*history)
+    # an operator may not return one tensor twice, not even an empty one
+    shapes = ((kept, n), (kept, m), (kept, m)) if keep_history else ((0, 0),) * 3
+    return solution, History(*(query.new_empty(batch, *shape) for shape in shapes))
 
 
 def _zeros(differentiable: tuple[Tensor, ...], mask: Tensor | None) -> Gradients:
