@@ -92,6 +92,14 @@ def test_masks_padding_and_rows_that_see_nothing():
     assert not found[0][4, :, 2].any()
 
 
+def test_any_layout_is_accepted():
+    scores = torch.randn(40, 5, 4, dtype=torch.float64)
+    for strided in (scores.mT, scores.transpose(0, 1), scores[::2], scores[:1].expand(33, 5, 4)):
+        wanted = run("reference", strided, torch.float64, iters=6)
+        for ours, theirs in zip(run("cpu", strided, torch.float64, iters=6), wanted, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-9)
+
+
 def test_each_matrix_stops_on_its_own():
     scores = torch.randn(50, 4, 4, dtype=torch.float64) * torch.linspace(0.1, 3, 50)[:, None, None]
     options = {"iters": 300, "tol": 1e-2, "lam": 0.95}

@@ -15,7 +15,7 @@ from bistoch.functional.elastic.cpu import kernel_module
 from bistoch.functional.elastic.operator import Gradients, Upstream, refuse_tangents
 from bistoch.functional.elastic.problem import Problem, forbid
 
-# pairs of one matrix up to which sixteen of them, with what their gradient needs, stay in the cache
+# pairs of one matrix up to which a group of them, with what their gradient needs, stay in the cache
 LARGEST = 64 * 64
 
 
@@ -45,7 +45,7 @@ def balance_lanes(
 ) -> tuple[Tensor, Tensor]:
     """The plan of every matrix, minus infinity being a forbidden pair, and its column error."""
     options = Options(lam, omega, log_mass, iters, tol)
-    plan, error = torch.empty_like(scores), torch.empty_like(lam)
+    plan, error = _dense_like(scores), _dense_like(lam)
     unsafe = _run("make_plans", scores, options, {"plan": plan, "error": error})
     if unsafe.numel():
         found, _ = streaming.replay(*_in_logs(scores, options, unsafe))
@@ -55,7 +55,7 @@ def balance_lanes(
 
 @balance_lanes.register_fake
 def _(scores, lam, *_):
-    return torch.empty_like(scores), torch.empty_like(lam)
+    return _dense_like(scores), _dense_like(lam)
 
 
 @torch.library.custom_op("bistoch::balance_lanes_backward", mutates_args=())
@@ -71,9 +71,9 @@ def balance_lanes_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of the scores and, if asked for, of the options."""
     options = Options(lam, omega, log_mass, iters, tol)
-    scores_grad = torch.empty_like(scores)
+    scores_grad = _dense_like(scores)
     grads = {"lam": lam, "omega": omega, "log_mass": log_mass}
-    grads = {f"{name}_grad": torch.zeros_like(option) for name, option in grads.items()}
+    grads = {f"{name}_grad": _dense_like(option).zero_() for name, option in grads.items()}
     tensors = {"plan_grad": plan_grad.contiguous(), "scores_grad": scores_grad}
     unsafe = _run("differentiate_plans", scores, options, tensors | (grads if options_too else {}))
     if unsafe.numel():
@@ -83,7 +83,12 @@ def balance_lanes_backward(
 
 @balance_lanes_backward.register_fake
 def _(plan_grad, scores, lam, omega, log_mass, *_):
-    return tuple(torch.empty_like(tensor) for tensor in (scores, lam, omega, log_mass))
+    return tuple(_dense_like(tensor) for tensor in (scores, lam, omega, log_mass))
+
+
+def _dense_like(tensor: Tensor) -> Tensor:
+    """Room that kernels can fill by its address, whatever the layout of what it is like."""
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def _setup_context(ctx, inputs, output) -> None:
