@@ -181,3 +181,14 @@ def test_tensors_elsewhere_are_refused():
     problem = pose("elastic_attention", q.shape[:1], q, k, options)
     with pytest.raises(bistoch.BackendUnavailableError, match=r"on meta.*streaming"):
         cpu._forward(problem, v, *empty(q, k, v, 3, False))
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_more_threads_than_heads_and_no_team(batch, monkeypatch):
+    from bistoch.functional.elastic import cpu_runtime
+
+    q, k, v = torch.randn(3, batch, 23, 8, dtype=torch.float64).unbind()
+    wanted = bistoch.elastic_attention(q, k, v, backend="reference")
+    monkeypatch.setattr(cpu_runtime, "team_entry", lambda: (0, 0))
+    monkeypatch.setattr(cpu_runtime, "threads", lambda: 4)
+    torch.testing.assert_close(bistoch.elastic_attention(q, k, v, backend="cpu"), wanted)

@@ -164,7 +164,7 @@ def _run(
     dtype, iters = problem.query.dtype, problem.iters
     start, number = runtime.team_entry()
     # without a team whose members know their numbers, nobody can share a head
-    threads = runtime.threads() if start or batch > 1 else 1
+    threads = runtime.threads() if start else min(runtime.threads(), batch)
     limits = (WORKSPACE_BYTES, OWN_HEAD_BYTES if start else 1 << 60, BLOCK_BYTES)
     sizes = (batch, n, m, d, e, iters, dtype.itemsize)
     layout = _layout(sizes, backward, threads, limits)
