@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import bistoch
-from bistoch.functional.elastic import lanes
+from bistoch.functional.elastic import cpu, lanes
 
 # more matrices than lanes, and not a multiple of them
 SHAPES = [(37, 4, 4), (35, 3, 5), (3, 11, 7), (2, 61, 64), (1, 1, 1), (33, 1, 6), (33, 6, 1)]
@@ -157,3 +157,11 @@ def test_larger_matrices_go_another_way(monkeypatch):
     other = bistoch.balance(scores, backend="cpu")
     monkeypatch.setattr(lanes, "LARGEST", 16)
     torch.testing.assert_close(bistoch.balance(scores, backend="cpu"), other)
+
+
+def test_more_iterations_than_the_workspace_holds_go_another_way(monkeypatch):
+    scores = torch.randn(40, 4, 4, dtype=torch.float64)
+    wanted = bistoch.balance(scores, iters=30, backend="cpu")
+    monkeypatch.setattr(cpu, "WORKSPACE_BYTES", 1 << 16)
+    monkeypatch.setattr(lanes, "solve", lambda problem: pytest.fail("the workspace is too small"))
+    torch.testing.assert_close(bistoch.balance(scores, iters=30, backend="cpu"), wanted)

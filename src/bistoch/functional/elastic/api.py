@@ -1,6 +1,5 @@
 """The public functions of the elastic family: check, choose a backend, compute."""
 
-import math
 import warnings
 from typing import NamedTuple
 
@@ -286,7 +285,7 @@ def balance(
     options = Options(lam, 1.0, omega, iters, tol, work, query_mask, key_mask, column_mass, None)
     problem = pose(operator, batch, query, key, options)
     chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem))
-    if chosen == "cpu" and math.prod(scores.shape[-2:]) <= lanes.LARGEST:
+    if chosen == "cpu" and lanes.fits(problem):
         plan, error = lanes.solve(problem)
         _warn_if_far(operator, problem, error, frames=3)
         return plan.reshape(scores.shape).to(scores.dtype)

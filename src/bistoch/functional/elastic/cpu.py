@@ -55,9 +55,10 @@ def _backward(
     grads: Gradients,
 ) -> None:
     (batch, n, _), m = problem.query.shape, problem.key.shape[1]
+    size = problem.query.element_size()
     # two matrices, and the two thin ones whose product holds all iterations
-    elements = 2 * n * (m + 15) + 2 * problem.iters * (n + m)
-    if _is_empty(problem) or elements * problem.query.element_size() > WORKSPACE_BYTES:
+    elements = 2 * n * kernel_module("cpu_head").padded(m, size) + 2 * problem.iters * (n + m)
+    if _is_empty(problem) or elements * size > WORKSPACE_BYTES:
         gradient.backward(problem, value, solution, history, upstream, grads)
         return
     unsafe = torch.zeros(batch, dtype=torch.int64)

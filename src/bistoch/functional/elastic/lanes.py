@@ -10,13 +10,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bistoch.functional.elastic import gradient, streaming
+from bistoch.functional.elastic import cpu, gradient, streaming
 from bistoch.functional.elastic.cpu import kernel_module
 from bistoch.functional.elastic.operator import Gradients, Upstream, refuse_tangents
 from bistoch.functional.elastic.problem import Problem, forbid
 
 # pairs of one matrix up to which a group of them, with what their gradient needs, stay in the cache
 LARGEST = 64 * 64
+
+
+def fits(problem: Problem) -> bool:
+    """Whether the matrices are small enough, and so few iterations that the workspace holds all."""
+    (_, n, _), m = problem.query.shape, problem.key.shape[1]
+    if n * m > LARGEST:
+        return False
+    return _workspace(n, m, problem.iters, problem.query.element_size()) <= cpu.WORKSPACE_BYTES
+
+
+# a number of the machine and the sizes: nothing for a compiler to trace
+@torch.compiler.assume_constant_result
+def _workspace(n: int, m: int, iters: int, element_size: int) -> int:
+    elements = kernel_module("cpu_lanes").group_elements(n, m, iters, True)
+    return kernel_module("cpu_runtime").threads() * elements * element_size
 
 
 def solve(problem: Problem) -> tuple[Tensor, Tensor]:
