@@ -132,10 +132,16 @@ def test_without_a_folder_for_its_cache_a_kernel_still_compiles():
     code = """
 import numba.core.caching as caching
 caching.CompileResultCacheImpl._locator_classes = []
-from bistoch.functional.elastic.cpu_runtime import jit
-print(jit(lambda x: x + 1)(2))
+import numpy as np
+from numba import carray, types
+from bistoch.functional.elastic.cpu_runtime import body, run
+def double(pointer):
+    carray(pointer, (1,))[0] *= 2
+number, kernel = np.array([1.5]), body(double, types.float64)
+run(kernel.address, number.ctypes.data, 1)
+print(number)
 """
-    assert run_python(code) == "3\n"
+    assert run_python(code) == "[3.]\n"
 
 
 def test_without_numba_auto_streams_and_cpu_says_why():

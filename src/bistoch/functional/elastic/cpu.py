@@ -186,7 +186,7 @@ def _run(
     at = numbers.ctypes.data
     tol = -1.0 if problem.tol is None else problem.tol
     numbers[reals:phases].view(np.float64)[:] = tol, 8 * torch.finfo(dtype).eps
-    job = dict.fromkeys(head.FIELDS, 0) | kernels.addresses(backward, dtype)
+    job = dict.fromkeys(head.FIELDS, 0) | kernels.phases(backward, dtype)
     job |= {f"{name}_at": tensor.data_ptr() for name, tensor in kept.items()}
     job |= _mask_layout(problem, head) | layout._asdict()
     job |= {

@@ -38,6 +38,7 @@ from bistoch.functional.elastic.cpu_runtime import (
     PLAIN,
     TRANSPOSED,
     jit,
+    kind_of,
     matmul,
     size_of,
 )
@@ -64,10 +65,9 @@ def grads_of_slot(job, space, slot, like):
     )
 
 
-@jit
-def prepare(pointer, like):
+def prepare(pointer):
     """Phase: P, Z = P * (dP - row means), which is what the last row step sends on, and dV."""
-    phase = open_phase(pointer)
+    like, phase = kind_of(pointer), open_phase(pointer)
     job = open_job(phase.job_at)
     n, m, e, one, zero = job.n, job.m, job.e, like(1), like(0)
     kernel, second = kernel_of(job, phase.space, like), scores_grad_of(job, phase.space, like)
@@ -123,10 +123,9 @@ def centre_row(plan, grad, factor, extra, totals):
         totals[j] += z
 
 
-@jit
-def step(pointer, like):
+def step(pointer):
     """Phase: back through one iteration, `df = -C dh` for rows and `P^T (a df)` for columns."""
-    phase = open_phase(pointer)
+    like, phase = kind_of(pointer), open_phase(pointer)
     job = open_job(phase.job_at)
     one, zero, t = like(1), like(0), phase.t
     kernel = kernel_of(job, phase.space, like)
@@ -163,10 +162,9 @@ def step(pointer, like):
         slot, tried = next_slot(job, pointer, tried), tried + 1
 
 
-@jit
-def scatter(pointer, like):
+def scatter(pointer):
     """Phase: the gradient of the scores, sent to what the scores were made of."""
-    phase = open_phase(pointer)
+    like, phase = kind_of(pointer), open_phase(pointer)
     job = open_job(phase.job_at)
     n, m, d, size = job.n, job.m, job.d, size_of(like)
     one, zero = like(1), like(0)

@@ -1,7 +1,6 @@
 """Numba kernels of the backward: how a head is led back through its iterations, vectors only."""
 
 import numpy as np
-from numba import carray
 
 from bistoch.functional.elastic.cpu_backward import (
     grads_of_slot,
@@ -14,6 +13,7 @@ from bistoch.functional.elastic.cpu_head import (
     STEP,
     WEIGHT,
     clear_padding,
+    copy,
     gather_totals,
     low_rank,
     of_head,
@@ -25,8 +25,10 @@ from bistoch.functional.elastic.cpu_head import (
     whole,
 )
 from bistoch.functional.elastic.cpu_runtime import (
+    address_of,
     exponential,
     jit,
+    kind_of,
     larger,
     size_of,
     take_next,
@@ -36,10 +38,9 @@ from bistoch.functional.elastic.cpu_runtime import (
 SAFE = 30.0
 
 
-@jit
-def differentiate(pointer, like):
+def differentiate(pointer):
     """Take heads until none is left, and go back through the iterations of each."""
-    job = open_job(carray(pointer, (1,)).ctypes.data)
+    like, job = kind_of(pointer), open_job(address_of(pointer))
     worker = take_next(job.next_worker)
     space = job.workspace_at + worker * job.workspace_stride * size_of(like)
     index = take_next(job.next_head)
@@ -56,8 +57,8 @@ def differentiate_head(job, index, space, worker, like):
         over_keys(job, space, COLUMN, like),
         over_keys(job, space, COLUMN_GRAD, like),
     )
-    column[:] = vector(job.column_at + index * m * size, m, like)
-    over_keys(job, space, ABSORBED, like)[:] = column
+    copy(vector(job.column_at + index * m * size, m, like), column)
+    copy(column, over_keys(job, space, ABSORBED, like))
     clear_padding(job, space, like)
     steps = whole(job.iterations_at)[index]
     replay_columns(job, index, space, steps, like)

@@ -33,6 +33,7 @@ from bistoch.functional.elastic.cpu_head import (
 from bistoch.functional.elastic.cpu_runtime import (
     PLAIN,
     jit,
+    kind_of,
     logarithm,
     matmul,
     size_of,
@@ -45,10 +46,9 @@ def block_place(job, start, slot):
     return start if job.stored_rows == job.n else slot * job.block
 
 
-@jit
-def build(pointer, like):
+def build(pointer):
     """Phase: K with the column potentials absorbed, its row factors, and the column totals."""
-    phase = open_phase(pointer)
+    like, phase = kind_of(pointer), open_phase(pointer)
     job = open_job(phase.job_at)
     kernel = kernel_of(job, phase.space, like)
     factor = over_queries(job, phase.space, FACTOR, like)
@@ -71,13 +71,12 @@ def build(pointer, like):
         slot, tried = next_slot(job, pointer, tried), tried + 1
 
 
-@jit
-def iterate(pointer, like):
+def iterate(pointer):
     """Phase: one pass over the stored K, row step with the current factors, then column totals.
 
     Passes run down and up in turn, so that each begins with the rows still in the cache.
     """
-    phase = open_phase(pointer)
+    like, phase = kind_of(pointer), open_phase(pointer)
     job = open_job(phase.job_at)
     kernel = kernel_of(job, phase.space, like)
     factor = over_queries(job, phase.space, FACTOR, like)
@@ -111,10 +110,9 @@ def invert(sums):
         sums[i] = one / sums[i] if sums[i] > zero else zero
 
 
-@jit
-def finish(pointer, like):
+def finish(pointer):
     """Phase: the last row step and the product with the values, block by block."""
-    phase = open_phase(pointer)
+    like, phase = kind_of(pointer), open_phase(pointer)
     job = open_job(phase.job_at)
     m, e, one, zero = job.m, job.e, like(1), like(0)
     kernel = kernel_of(job, phase.space, like)

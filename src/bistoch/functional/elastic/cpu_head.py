@@ -11,6 +11,7 @@ from numba.extending import intrinsic
 from bistoch.functional.elastic.cpu_runtime import (
     PLAIN,
     TRANSPOSED,
+    address_of,
     at,
     call_body,
     exponential,
@@ -19,6 +20,7 @@ from bistoch.functional.elastic.cpu_runtime import (
     matmul,
     size_of,
     start_team,
+    stay_apart,
     take_next,
     thread_number,
 )
@@ -114,7 +116,7 @@ def open_job(address):
 @jit
 def open_phase(pointer):
     """The numbers of a phase by name."""
-    return _record_at(carray(pointer, (1,)).ctypes.data, "phase")
+    return _record_at(address_of(pointer), "phase")
 
 
 @jit
@@ -209,6 +211,16 @@ def of_slot(job, space, number, which, like):
 
 
 @jit
+def spare_rows(job, space, like):
+    """Some rows of scratch, at least one, between phases of the forward."""
+    rows = min(job.block, job.m * job.e // job.stride)
+    if rows:
+        # where the weighted values are while the last phase uses them
+        return matrix(behind_vectors(job, space, like), rows, job.stride, like)
+    return matrix(of_slot(job, space, 0, PARTIAL, like).ctypes.data, 1, job.stride, like)
+
+
+@jit
 def run_phase(job, body, index, space, owner, flag, t):
     """Do one phase of a head on all its slots, alone or with the team."""
     # in a batch of heads every worker has a record of its own
@@ -228,7 +240,7 @@ def run_phase(job, body, index, space, owner, flag, t):
 def next_slot(job, pointer, tried):
     """A slot that nobody has taken, this thread's own first; -1 when there is none left."""
     mine = thread_number(job.number) if job.slots > 1 else 0
-    taken = carray(pointer, (PHASE_COUNT + job.slots,)).ctypes.data + 8 * PHASE_COUNT
+    taken = address_of(pointer) + 8 * PHASE_COUNT
     for offset in range(tried, job.slots):
         slot = (mine + offset) % job.slots
         if take_next(taken + 8 * slot) == 0:
@@ -265,6 +277,7 @@ def write_scores(job, index, first, last, block, like):
 @jit
 def forbid(job, index, first, last, block, like):
     """Add the bias, and put minus infinity wherever a query may not see a key."""
+    stay_apart()
     n, m = job.n, job.m
     never = like(-np.inf)
     stride = job.mask_column_stride
@@ -385,10 +398,17 @@ def flush(total, partial):
 
 
 @jit
+def copy(source, target):
+    """Numbers from one vector to another; an assignment of slices would take long to compile."""
+    for j in range(len(target)):
+        target[j] = source[j]
+
+
+@jit
 def gather_totals(job, space, like):
     """The column totals of all slots, always in the same order."""
     totals = over_keys(job, space, TOTAL, like)
-    totals[:] = of_slot(job, space, 0, SUM, like)[: job.m]
+    copy(of_slot(job, space, 0, SUM, like), totals)
     for number in range(1, job.slots):
         more = of_slot(job, space, number, SUM, like)
         for j in range(job.m):

@@ -6,11 +6,11 @@ A group is LANES matrices; every loop ends in a loop over its lanes, so that a m
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import carray, from_dtype, types
+from numba import from_dtype, types
 from numba.extending import intrinsic
 
 from bistoch.functional.elastic.cpu_head import matrix, vector, whole
-from bistoch.functional.elastic.cpu_runtime import jit, size_of, take_next
+from bistoch.functional.elastic.cpu_runtime import address_of, jit, size_of, take_next
 
 LANES = 32
 
@@ -50,7 +50,7 @@ def _job_at(typing, address):
 @jit
 def open_job(pointer):
     """The numbers of a job by name."""
-    return _job_at(carray(pointer, (1,)).ctypes.data)
+    return _job_at(address_of(pointer))
 
 
 @jit

@@ -47,13 +47,12 @@ from bistoch.functional.elastic.cpu_lanes import (
     spread_out,
 )
 from bistoch.functional.elastic.cpu_lanes_forward import finish, iterate, load
-from bistoch.functional.elastic.cpu_runtime import jit, larger
+from bistoch.functional.elastic.cpu_runtime import jit, kind_of, larger
 
 
-@jit
-def differentiate_plans(pointer, like):
+def differentiate_plans(pointer):
     """Take groups until none is left; repeat their iterations and go back through them."""
-    job = open_job(pointer)
+    like, job = kind_of(pointer), open_job(pointer)
     space = own_space(job, like)
     tol, still = vector(job.reals_at, 2, np.float64)
     first = next_group(job)

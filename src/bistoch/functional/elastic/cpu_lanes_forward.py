@@ -49,6 +49,7 @@ from bistoch.functional.elastic.cpu_lanes import (
 from bistoch.functional.elastic.cpu_runtime import (
     exponential,
     jit,
+    kind_of,
     larger,
     logarithm,
     size_of,
@@ -60,10 +61,9 @@ SAFE = 30.0
 TINY = 1e-30
 
 
-@jit
-def make_plans(pointer, like):
+def make_plans(pointer):
     """Take groups until none is left; write their plans and column errors."""
-    job = open_job(pointer)
+    like, job = kind_of(pointer), open_job(pointer)
     space = own_space(job, like)
     tol, still = vector(job.reals_at, 2, np.float64)
     first = next_group(job)

@@ -20,35 +20,68 @@ from numba.extending import intrinsic, overload
 
 # infinities are ordinary here, NaN never occurs: everything of fastmath but "ninf" and "afn"
 FAST = {"nnan", "nsz", "reassoc", "contract", "arcp"}
+OPTIONS = {"fastmath": FAST, "error_model": "numpy"}
 
 _float, _double, _i32, _i64 = ir.FloatType(), ir.DoubleType(), ir.IntType(32), ir.IntType(64)
 _pointer = ir.IntType(8).as_pointer()
 
 
-# the disk cache looks only at the file of a function, but kernels call kernels in other files:
-# with this in their names, a change in any of them is a new name
+# what a kernel is compiled from: it calls functions in other files than its own
 _SOURCES = sorted(Path(__file__).parent.glob("cpu_*.py"))
 _DIGEST = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES)).hexdigest()[:12]
 
 
 def jit(function):
-    """Compile for the caller's types, keep the result on disk if any folder can be written."""
-    return _keep(function, njit, nogil=True)
+    """Compile for the caller's types, for kernels only: nothing that Python could call is made."""
+    return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
 
 
-def body(function):
-    """Compile a kernel that is called by its address with a pointer to int64 numbers."""
-    return _keep(function, partial(cfunc, types.void(types.CPointer(types.int64))))
+def body(function, kind):
+    """Compile a kernel that is called by its address, for floats of one kind.
 
-
-def _keep(function, decorate, **options):
+    Its argument is the address of its job: a pointer to such floats, which tells it their kind.
+    """
+    # the disk cache looks only at the file of a function: a digest of all files is in its name
     function.__qualname__ = f"{function.__name__}_{_DIGEST}"
-    options |= {"fastmath": FAST, "error_model": "numpy"}
+    signature = types.void(types.CPointer(kind))
     try:
-        return decorate(cache=True, **options)(function)
+        return cfunc(signature, cache=True, **OPTIONS)(function)
     except RuntimeError:
         # no folder for the cache can be written: compile in every process instead
-        return decorate(**options)(function)
+        return cfunc(signature, **OPTIONS)(function)
+
+
+@intrinsic
+def address_of(typing, pointer):
+    """Where a pointer points, as a number."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.ptrtoint(arguments[0], _i64)
+
+    return types.int64(pointer), generate
+
+
+def kind_of(pointer):
+    """The kind of float that a kernel is compiled for: np.float32 or np.float64."""
+    raise NotImplementedError("only inside compiled kernels")
+
+
+@overload(kind_of)
+def _kind_of(pointer):
+    if pointer.dtype == types.float32:
+        return lambda pointer: np.float32
+    return lambda pointer: np.float64
+
+
+@intrinsic
+def stay_apart(typing):
+    """Say inside a function that it is not to be copied into its callers: that compiles faster."""
+
+    def generate(context, builder, signature, arguments):
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 @intrinsic

@@ -1,7 +1,6 @@
 """Numba kernels of the forward: how a head is led through its iterations, vectors only."""
 
 import numpy as np
-from numba import carray
 
 from bistoch.functional.elastic.cpu_forward import (
     row_potential,
@@ -18,6 +17,7 @@ from bistoch.functional.elastic.cpu_head import (
     WEIGHT,
     behind_vectors,
     clear_padding,
+    copy,
     forbid,
     gather_totals,
     matrix,
@@ -26,16 +26,20 @@ from bistoch.functional.elastic.cpu_head import (
     over_keys,
     over_queries,
     run_phase,
+    spare_rows,
     vector,
     whole,
     write_scores,
 )
 from bistoch.functional.elastic.cpu_runtime import (
+    address_of,
     exponential,
     jit,
+    kind_of,
     larger,
     logarithm,
     size_of,
+    stay_apart,
     take_next,
 )
 
@@ -45,10 +49,9 @@ SAFE = 30.0
 TINY = 1e-30
 
 
-@jit
-def solve(pointer, like):
+def solve(pointer):
     """Take heads until none is left, and iterate each to its end."""
-    job = open_job(carray(pointer, (1,)).ctypes.data)
+    like, job = kind_of(pointer), open_job(address_of(pointer))
     worker = take_next(job.next_worker)
     space = job.workspace_at + worker * job.workspace_stride * size_of(like)
     index = take_next(job.next_head)
@@ -65,38 +68,32 @@ def solve_head(job, index, space, worker, like):
     over_keys(job, space, COLUMN, like)[:] = like(0)
     clear_padding(job, space, like)
     fresh, steps, rest, before = False, job.iters, like(0), like(np.inf)
+    coasting, stopped, middle = False, False, like(0)
     for t in range(job.iters):
-        if fresh:
-            run_phase(job, job.iterate_body, index, space, worker, 0, t)
-        else:
-            absorb(job, space, like)
-            run_phase(job, job.build_body, index, space, worker, 0, t)
-        take_totals(job, index, space, like)
+        if coasting:
+            coast(job, index, space, middle, like)
+        elif not stopped:
+            if not fresh:
+                absorb(job, space, like)
+            phase = job.iterate_body if fresh else job.build_body
+            run_phase(job, phase, index, space, worker, 0, t)
+            take_totals(job, index, space, like)
+        # whoever goes back through many heads at once finds the last state in steps not taken
         if job.row_history_at:
             record(job, index, space, t, like)
-        rest, middle = spread(job, index, space, like)
-        if rest <= tol:
-            steps, fresh = t, keep
-            # whoever goes back through many heads at once finds the same state in steps not taken
-            if job.row_history_at:
-                for later in range(t + 1, job.iters):
-                    record(job, index, space, later, like)
-            break
-        moved = move_columns(job, index, space, like)
-        left = job.iters - 1 - t
-        if left * rest <= 32 * still and left * rest * (rest / before) <= still:
+        if stopped:
+            continue
+        apart, middle = spread(job, index, space, like)
+        if not coasting and apart <= tol:
+            rest, steps, fresh, stopped = apart, t, keep, True
+            continue
+        fresh = keep and move_columns(job, index, space, like) < SAFE
+        if not coasting:
             # the plans to come would repeat this one: their steps, which never grow, add up to less
             # than the first bound, and at the observed rate to less than rounding
-            for later in range(t + 1, job.iters):
-                coast(job, index, space, middle, like)
-                if job.row_history_at:
-                    record(job, index, space, later, like)
-                _, middle = spread(job, index, space, like)
-                moved = move_columns(job, index, space, like)
-            fresh = keep and moved < SAFE
-            break
-        fresh = keep and moved < SAFE
-        before = rest
+            rest, left = apart, job.iters - 1 - t
+            coasting = left * rest <= 32 * still and left * rest * (rest / before) <= still
+            before = rest
     if not fresh:
         absorb(job, space, like)
     weigh_values(job, index, space, like)
@@ -112,13 +109,15 @@ def solve_head(job, index, space, worker, like):
 @jit
 def absorb(job, space, like):
     """Let K carry the column potentials from here on."""
-    over_keys(job, space, ABSORBED, like)[:] = over_keys(job, space, COLUMN, like)
+    stay_apart()
+    copy(over_keys(job, space, COLUMN, like), over_keys(job, space, ABSORBED, like))
     over_keys(job, space, WEIGHT, like)[:] = like(1)
 
 
 @jit
 def weigh_values(job, index, space, like):
     """The values with the column factors, which turn a product with K into the plan's."""
+    stay_apart()
     m, e = job.m, job.e
     weight, value = over_keys(job, space, WEIGHT, like), of_head(job.value_at, index, m, e, like)
     weighted = matrix(behind_vectors(job, space, like), m, e, like)
@@ -133,6 +132,7 @@ def take_totals(job, index, space, like):
 
     A column that nobody may see ends with log total minus infinity and step zero.
     """
+    stay_apart()
     total = gather_totals(job, space, like)
     peak, step = over_keys(job, space, PEAK, like), over_keys(job, space, STEP, like)
     absorbed = over_keys(job, space, ABSORBED, like)
@@ -155,14 +155,15 @@ def take_totals(job, index, space, like):
 @jit
 def rescue_totals(job, index, space, total, peak, like):
     """Column totals in the log domain, for columns whose terms underflow: peak and sum apart."""
+    stay_apart()
     n, m = job.n, job.m
     factor = over_queries(job, space, FACTOR, like)
-    scratch = np.empty((min(job.block, n), job.stride), like)
+    scratch = spare_rows(job, space, like)
     peak[:] = like(-np.inf)
     total[:] = like(0)
     for sweep in range(2):
-        for first in range(0, n, job.block):
-            last = min(first + job.block, n)
+        for first in range(0, n, len(scratch)):
+            last = min(first + len(scratch), n)
             write_scores(job, index, first, last, scratch[: last - first], like)
             for i in range(first, last):
                 if factor[i] > 0:
@@ -179,6 +180,7 @@ def rescue_totals(job, index, space, total, peak, like):
 @jit
 def spread(job, index, space, like):
     """How far the residuals `lam h - g` of live columns lie apart, and their middle."""
+    stay_apart()
     lam = vector(job.lam_at, job.batch, like)[index]
     total, step = over_keys(job, space, TOTAL, like), over_keys(job, space, STEP, like)
     column = over_keys(job, space, COLUMN, like)
@@ -196,15 +198,21 @@ def spread(job, index, space, like):
 @jit
 def coast(job, index, space, middle, like):
     """An iteration after columns that all moved by the same: only the constant moves on."""
+    stay_apart()
     shift = vector(job.omega_at, job.batch, like)[index] * middle
-    over_queries(job, space, SHIFT, like)[:] += shift
-    over_keys(job, space, PEAK, like)[:] -= shift
-    over_keys(job, space, STEP, like)[:] += shift
+    shifts = over_queries(job, space, SHIFT, like)
+    peak, step = over_keys(job, space, PEAK, like), over_keys(job, space, STEP, like)
+    for i in range(job.n):
+        shifts[i] += shift
+    for j in range(job.m):
+        peak[j] -= shift
+        step[j] += shift
 
 
 @jit
 def move_columns(job, index, space, like):
     """Take the column step; return how far the potentials now are from what K has absorbed."""
+    stay_apart()
     lam = vector(job.lam_at, job.batch, like)[index]
     omega = vector(job.omega_at, job.batch, like)[index]
     total, step = over_keys(job, space, TOTAL, like), over_keys(job, space, STEP, like)
@@ -223,6 +231,7 @@ def move_columns(job, index, space, like):
 @jit
 def record(job, index, space, t, like):
     """Keep what the backward of iteration t needs."""
+    stay_apart()
     n, m, size = job.n, job.m, size_of(like)
     place = index * job.iters + t
     rows = vector(job.row_history_at + place * n * size, n, like)
@@ -239,16 +248,17 @@ def record(job, index, space, t, like):
 @jit
 def close_columns(job, index, space, like):
     """Write the column potentials, minus infinity for keys that no query may see."""
+    stay_apart()
     n, m = job.n, job.m
     column = vector(job.column_at + index * m * size_of(like), m, like)
-    column[:] = over_keys(job, space, COLUMN, like)
+    copy(over_keys(job, space, COLUMN, like), column)
     if job.mask_kind == NO_MASK and not job.query_mask_at and not job.key_mask_at:
         return
-    scratch = np.empty((min(job.block, n), job.stride), like)
+    scratch = spare_rows(job, space, like)
     highest = over_keys(job, space, PEAK, like)
     highest[:] = like(-np.inf)
-    for first in range(0, n, job.block):
-        last = min(first + job.block, n)
+    for first in range(0, n, len(scratch)):
+        last = min(first + len(scratch), n)
         block = scratch[: last - first]
         block[:] = like(0)
         forbid(job, index, first, last, block, like)

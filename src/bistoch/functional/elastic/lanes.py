@@ -61,7 +61,7 @@ def balance_lanes(
     """The plan of every matrix, minus infinity being a forbidden pair, and its column error."""
     options = Options(lam, omega, log_mass, iters, tol)
     plan, error = _dense_like(scores), _dense_like(lam)
-    unsafe = _run("make_plans", scores, options, {"plan": plan, "error": error})
+    unsafe = _run(scores, options, {"plan": plan, "error": error}, backward=False)
     if unsafe.numel():
         found, _ = streaming.replay(*_in_logs(scores, options, unsafe))
         plan[unsafe], error[unsafe] = found.output, found.error
@@ -90,7 +90,7 @@ def balance_lanes_backward(
     grads = {"lam": lam, "omega": omega, "log_mass": log_mass}
     grads = {f"{name}_grad": _dense_like(option).zero_() for name, option in grads.items()}
     tensors = {"plan_grad": plan_grad.contiguous(), "scores_grad": scores_grad}
-    unsafe = _run("differentiate_plans", scores, options, tensors | (grads if options_too else {}))
+    unsafe = _run(scores, options, tensors | (grads if options_too else {}), backward=True)
     if unsafe.numel():
         _differentiate_in_logs(scores, options, unsafe, plan_grad, scores_grad, grads)
     return scores_grad, grads["lam_grad"], grads["omega_grad"], grads["log_mass_grad"]
@@ -121,14 +121,14 @@ def _differentiate(ctx, plan_grad, _):
 balance_lanes.register_autograd(_differentiate, setup_context=_setup_context)
 
 
-def _run(name: str, scores: Tensor, options: Options, tensors: dict[str, Tensor]) -> Tensor:
+def _run(scores: Tensor, options: Options, tensors: dict[str, Tensor], *, backward: bool) -> Tensor:
     """Describe the work as a job of numbers and addresses, and let the kernels do it.
 
     Returns which matrices are out of the range of the kernels.
     """
     runtime, layout = kernel_module("cpu_runtime"), kernel_module("cpu_lanes")
     kernels = kernel_module("cpu_kernels")
-    (batch, n, m), backward = scores.shape, name == "differentiate_plans"
+    batch, n, m = scores.shape
     workers = max(1, min(runtime.threads(), -(-batch // layout.LANES)))
     elements = layout.group_elements(n, m, options.iters, backward)
     unsafe = torch.zeros(batch, dtype=torch.int64)
@@ -151,8 +151,7 @@ def _run(name: str, scores: Tensor, options: Options, tensors: dict[str, Tensor]
     }  # fmt: skip
     if batch * n * m:
         numbers = np.array([job[field] for field in layout.FIELDS], np.int64)
-        body = kernels.compiled(name, scores.dtype).address
-        runtime.run(body, numbers.ctypes.data, workers)
+        runtime.run(kernels.plans(backward, scores.dtype), numbers.ctypes.data, workers)
     return unsafe.nonzero().flatten()
 
 
