@@ -38,7 +38,7 @@ def plans(backward: bool, dtype: torch.dtype) -> int:
 
 
 # compiled code lives as long as the object that made it
-_COMPILED = []
+_COMPILED: list = []
 
 
 def _address(kernel, dtype: torch.dtype) -> int:
