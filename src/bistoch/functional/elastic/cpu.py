@@ -36,14 +36,8 @@ def _forward(problem: Problem, value: Tensor, solution: Solution, history: Histo
     if _is_empty(problem):
         streaming.forward(problem, value, solution, history)
         return
-    _run(
-        problem,
-        value,
-        solution,
-        backward=False,
-        exact_error=int(value.shape[2] == 0 or problem.tol is not None),
-        tensors={} if history is None else _history(history),
-    )
+    exact_error = value.shape[2] == 0 or problem.tol is not None
+    _run(problem, value, solution, history, exact_error=exact_error)
 
 
 def _backward(
@@ -54,25 +48,17 @@ def _backward(
     upstream: Upstream,
     grads: Gradients,
 ) -> None:
-    (batch, n, _), m = problem.query.shape, problem.key.shape[1]
+    n, m = problem.query.shape[1], problem.key.shape[1]
     size = problem.query.element_size()
     # two matrices, and the two thin ones whose product holds all iterations
     elements = 2 * n * kernel_module("cpu_head").padded(m, size) + 2 * problem.iters * (n + m)
     if _is_empty(problem) or elements * size > WORKSPACE_BYTES:
+        for field in grads:
+            field.zero_()
         gradient.backward(problem, value, solution, history, upstream, grads)
         return
-    unsafe = torch.zeros(batch, dtype=torch.int64)
-    arriving = {f"{name}_grad": field.contiguous() for name, field in upstream._asdict().items()}
-    leaving = {f"{name}_grad": field for name, field in grads._asdict().items() if name != "mask"}
-    _run(
-        problem,
-        value,
-        solution,
-        backward=True,
-        mask_grad=grads.mask if grads.mask.numel() else None,
-        tensors={"unsafe": unsafe} | arriving | leaving | _history(history),
-    )
-    for index in unsafe.nonzero().flatten().tolist():
+    unsafe = _run(problem, value, solution, history, upstream, grads)
+    for index in unsafe:
         _differentiate_in_logs(index, problem, value, solution, upstream, grads)
 
 
@@ -97,20 +83,16 @@ def _differentiate_in_logs(
     one = Problem(**fields)
     found, history = streaming.replay(one, value[some])
     own = {n: field if n == "mask" else field[some] for n, field in grads._asdict().items()}
-    for name in ("lam", "omega", "log_mass"):
-        # what the kernels had added before they gave up
-        own[name].zero_()
-    arriving = Upstream(*(field[some] for field in upstream))
-    gradient.backward(one, value[some], found, history, arriving, Gradients(**own))
+    for name, field in own.items():
+        # what the kernels had written before they gave up
+        if name != "mask":
+            field.zero_()
+    gradient.backward(one, value[some], found, history, upstream.of(some), Gradients(**own))
 
 
 def _is_empty(problem: Problem) -> bool:
     # BLAS leaves its result untouched when there is nothing to add up
     return 0 in (*problem.query.shape[:2], problem.key.shape[1])
-
-
-def _history(history: History) -> dict[str, Tensor]:
-    return {f"{name}_history": field for name, field in history._asdict().items()}
 
 
 class Layout(NamedTuple):
@@ -148,61 +130,113 @@ def _layout(
     return Layout(workers, slots, block, stored, stride, head.padded(elements + each, size))
 
 
+class Form(NamedTuple):
+    """A job without its addresses: the same for all calls of the same sizes."""
+
+    layout: Layout
+    leader: int
+    # the job, two counters, two real numbers, the phases of every worker, and one number per head
+    numbers: np.ndarray
+    # where parts of it are, and the fields of the job that point there
+    inside: dict[int, int]
+    unsafe: int
+    # fields for the mask's gradient and the workspace, and the first of those for tensors
+    mask_grad: int
+    workspace: int
+    tensors: int
+
+
+@lru_cache(maxsize=256)
+def _form(
+    sizes: tuple[int, ...],
+    dtype: torch.dtype,
+    tol: float | None,
+    mask: tuple[tuple[int, ...], torch.dtype] | None,
+    backward: bool,
+    exact_error: bool,
+    threads: int,
+    limits: tuple[int, ...],
+) -> Form:
+    runtime, head = kernel_module("cpu_runtime"), kernel_module("cpu_head")
+    kernels = kernel_module("cpu_kernels")
+    start, number = runtime.team_entry()
+    batch, n, m, d, e, iters, _ = sizes
+    layout = _layout(sizes, backward, threads, limits)
+    job = dict.fromkeys(head.FIELDS, 0) | kernels.phases(backward, dtype) | layout._asdict()
+    job |= _mask_layout(mask, head) | {
+        "start": start, "number": number, "gemm": runtime.gemm_address(dtype),
+        "batch": batch, "n": n, "m": m, "d": d, "e": e, "iters": iters,
+        "backward": int(backward), "exact_error": int(exact_error),
+    }  # fmt: skip
+    counters = len(head.FIELDS)
+    reals, phases = counters + 2, counters + 4
+    unsafe = phases + layout.workers * (head.PHASE_COUNT + layout.slots)
+    numbers = np.zeros(unsafe + batch * backward, np.int64)
+    numbers[:counters] = [job[name] for name in head.FIELDS]
+    numbers[reals:phases].view(np.float64)[:] = (
+        -1.0 if tol is None else tol, 8 * torch.finfo(dtype).eps,
+    )  # fmt: skip
+    place = {name: i for i, name in enumerate(head.FIELDS)}
+    inside = {
+        place["self_at"]: 0, place["next_head_at"]: counters, place["next_worker_at"]: counters + 1,
+        place["reals_at"]: reals, place["phase_at"]: phases, place["unsafe_at"]: unsafe,
+    }  # fmt: skip
+    leader = kernels.leader(backward, dtype)
+    where = place["mask_grad_at"], place["workspace_at"], place["query_at"]
+    return Form(layout, leader, numbers, inside, unsafe, *where)
+
+
 def _run(
     problem: Problem,
     value: Tensor,
     solution: Solution,
+    history: History | None,
+    upstream: Upstream | None = None,
+    grads: Gradients | None = None,
     *,
-    backward: bool,
-    exact_error: int = 0,
-    mask_grad: Tensor | None = None,
-    tensors: dict[str, Tensor],
-) -> None:
-    """Describe the work as a job of numbers and addresses, and let the kernels do it."""
-    runtime, head = kernel_module("cpu_runtime"), kernel_module("cpu_head")
-    kernels = kernel_module("cpu_kernels")
+    exact_error: bool = False,
+) -> list[int]:
+    """Describe the work as a job of numbers and addresses, and let the kernels do it.
+
+    Forward, or backward if there are gradients; returns the heads that it had to leave to others.
+    """
+    runtime = kernel_module("cpu_runtime")
     (batch, n, d), m, e = problem.query.shape, problem.key.shape[1], value.shape[2]
-    dtype, iters = problem.query.dtype, problem.iters
-    start, number = runtime.team_entry()
+    dtype, mask = problem.query.dtype, problem.mask
+    start, _ = runtime.team_entry()
     # without a team whose members know their numbers, nobody can share a head
     threads = runtime.threads() if start else min(runtime.threads(), batch)
-    limits = (WORKSPACE_BYTES, OWN_HEAD_BYTES if start else 1 << 60, BLOCK_BYTES)
-    sizes = (batch, n, m, d, e, iters, dtype.itemsize)
-    layout = _layout(sizes, backward, threads, limits)
-    workers, slots = layout.workers, layout.slots
-    workspace = torch.empty(workers * layout.workspace_stride, dtype=dtype)
-
-    owners = max(workers, slots)
-    mask_grads = None
-    if mask_grad is not None:
-        mask_grads = mask_grad if owners == 1 else mask_grad.new_zeros(owners, *mask_grad.shape)
-    named = tensors | problem._asdict() | solution._asdict() | {"value": value}
-    # kept by name until the kernels are done: contiguous copies must outlive their addresses
-    kept = {name: part.contiguous() for name, part in named.items() if isinstance(part, Tensor)}
-    # one piece of memory: the job, two counters, two real numbers, and the phases of every worker
-    counters = len(head.FIELDS)
-    reals, phases = counters + 2, counters + 4
-    numbers = np.zeros(phases + workers * (head.PHASE_COUNT + slots), np.int64)
+    form = _form(
+        (batch, n, m, d, e, problem.iters, dtype.itemsize), dtype, problem.tol,
+        None if mask is None else (tuple(mask.shape), mask.dtype), grads is not None, exact_error,
+        threads, (WORKSPACE_BYTES, OWN_HEAD_BYTES if start else 1 << 60, BLOCK_BYTES),
+    )  # fmt: skip
+    workers = form.layout.workers
+    workspace = torch.empty(workers * form.layout.workspace_stride, dtype=dtype)
+    # in the order of the fields of a job
+    tensors = [problem.query, problem.key, value, *problem[2:10], *solution]
+    tensors += (None, None, None) if history is None else history
+    if upstream is not None and grads is not None:
+        tensors += [*upstream, *grads[:-1]]
+    # kept until the kernels are done: contiguous copies must outlive their addresses
+    kept = [None if tensor is None else tensor.contiguous() for tensor in tensors]
+    numbers = form.numbers.copy()
+    numbers[form.tensors : form.tensors + len(kept)] = [
+        0 if tensor is None else tensor.data_ptr() for tensor in kept
+    ]
+    numbers[form.workspace] = workspace.data_ptr()
     at = numbers.ctypes.data
-    tol = -1.0 if problem.tol is None else problem.tol
-    numbers[reals:phases].view(np.float64)[:] = tol, 8 * torch.finfo(dtype).eps
-    job = dict.fromkeys(head.FIELDS, 0) | kernels.phases(backward, dtype)
-    job |= {f"{name}_at": tensor.data_ptr() for name, tensor in kept.items()}
-    job |= _mask_layout(problem, head) | layout._asdict()
-    job |= {
-        "self_at": at, "next_head": at + 8 * counters, "next_worker": at + 8 * (counters + 1),
-        "reals_at": at + 8 * reals, "phase_at": at + 8 * phases,
-        "start": start, "number": number, "gemm": runtime.gemm_address(dtype),
-        "batch": batch, "n": n, "m": m, "d": d, "e": e, "iters": iters,
-        "backward": int(backward), "exact_error": exact_error,
-        "workspace_at": workspace.data_ptr(),
-        "mask_grad_at": 0 if mask_grads is None else mask_grads.data_ptr(),
-        "mask_grad_size": 0 if mask_grad is None else mask_grad.numel(),
-    }  # fmt: skip
-    numbers[:counters] = [job[name] for name in head.FIELDS]
-    runtime.run(kernels.leader(backward, dtype), at, workers)
-    if mask_grad is not None and mask_grads is not None and mask_grads is not mask_grad:
-        torch.sum(mask_grads, 0, out=mask_grad)
+    for field, place in form.inside.items():
+        numbers[field] = at + 8 * place
+    mask_grads = None
+    if grads is not None and grads.mask.numel():
+        owners = max(workers, form.layout.slots)
+        mask_grads = grads.mask.new_zeros(owners, *grads.mask.shape)
+        numbers[form.mask_grad] = mask_grads.data_ptr()
+    runtime.run(form.leader, at, workers)
+    if grads is not None and mask_grads is not None:
+        torch.sum(mask_grads, 0, out=grads.mask)
+    return np.flatnonzero(numbers[form.unsafe :]).tolist()
 
 
 @cache
@@ -217,16 +251,17 @@ def kernel_module(name: str) -> Any:
         ) from error
 
 
-def _mask_layout(problem: Problem, head) -> dict[str, int]:
-    if problem.mask is None:
+def _mask_layout(mask: tuple[tuple[int, ...], torch.dtype] | None, head) -> dict[str, int]:
+    if mask is None:
         return {}
-    _, rows, columns = problem.mask.shape
+    (count, rows, columns), dtype = mask
     return {
-        "mask_kind": head.BOOLEAN if problem.mask.dtype == torch.bool else head.BIAS,
+        "mask_kind": head.BOOLEAN if dtype == torch.bool else head.BIAS,
         "mask_stride": rows * columns,
         "mask_row_stride": 0 if rows == 1 else columns,
         "mask_column_stride": 0 if columns == 1 else 1,
+        "mask_grad_size": count * rows * columns,
     }
 
 
-solve = register("elastic_cpu", _forward, _backward)
+solve = register("elastic_cpu", _forward, _backward, fills=True)

@@ -51,17 +51,24 @@ def scores_grad_of(job, space, like):
 
 
 @jit
-def grads_of_slot(job, space, slot, like):
-    """Of one member of the team: a block of scratch, gradients of values and of keys, and a sum."""
+def grads_of_slot(job, index, space, slot, like):
+    """Of one member of the team: a block of scratch, gradients of values and of keys, and a sum.
+
+    Who works alone writes the gradients of the head where they belong.
+    """
     m, size = job.m, size_of(like)
     scratch = slot_at(job, space, slot, like) + 2 * job.stride * size
     value_grad = scratch + job.block * job.stride * size
     key_grad = value_grad + m * job.e * size
+    sums = key_grad + m * job.d * size
+    if job.slots == 1:
+        value_grad = job.value_grad_at + index * m * job.e * size
+        key_grad = job.key_grad_at + index * m * job.d * size
     return (
         matrix(scratch, job.block, job.stride, like),
         matrix(value_grad, m, job.e, like),
         matrix(key_grad, m, job.d, like),
-        vector(key_grad + m * job.d * size, 1, like),
+        vector(sums, 1, like),
     )
 
 
@@ -73,15 +80,15 @@ def prepare(pointer):
     kernel, second = kernel_of(job, phase.space, like), scores_grad_of(job, phase.space, like)
     factor = over_queries(job, phase.space, FACTOR, like)
     output_grad = of_head(job.output_grad_at, phase.index, n, e, like)
-    row_grad = vector(job.row_grad_at + phase.index * n * size_of(like), n, like)
+    arriving = job.row_grad_at + phase.index * n * size_of(like)
+    row_grad = vector(arriving, n if job.row_grad_at else 0, like)
     slot, tried = next_slot(job, pointer, 0), 1
     while slot >= 0:
         total = of_slot(job, phase.space, slot, SUM, like)
         partial = of_slot(job, phase.space, slot, PARTIAL, like)
-        _, value_grad, _, _ = grads_of_slot(job, phase.space, slot, like)
+        _, value_grad, _, _ = grads_of_slot(job, phase.index, phase.space, slot, like)
         total[:] = zero
         partial[:] = zero
-        value_grad[:] = zero
         first, last = rows_of_slot(job, slot)
         for start in range(first, last, job.block):
             end = min(start + job.block, last)
@@ -97,13 +104,14 @@ def prepare(pointer):
                 grad[:] = zero
             for i in range(start, end):
                 row = i - start
-                centre_row(plan[row, :m], grad[row, :m], factor[i], row_grad[i], partial)
+                extra = row_grad[i] if job.row_grad_at else zero
+                centre_row(plan[row, :m], grad[row, :m], factor[i], extra, partial)
             flush(total, partial)
             if e:
                 matmul(
                     job.gemm, PLAIN, TRANSPOSED, e, m, end - start, one,
                     output_grad[start:].ctypes.data, e, plan.ctypes.data, job.stride,
-                    one, value_grad.ctypes.data, e,
+                    one if start > first else zero, value_grad.ctypes.data, e,
                 )  # fmt: skip
         slot, tried = next_slot(job, pointer, tried), tried + 1
 
@@ -155,8 +163,8 @@ def step(pointer):
                 for i in range(top, bottom):
                     a = one / scale[i] if scale[i] > zero else zero
                     received[i] *= -a * a
-                    left[i, 2 * t] = a
-                    left[i, 2 * t + 1] = received[i]
+                    left[2 * t, i] = a
+                    left[2 * t + 1, i] = received[i]
                 add_columns(rows, received[top:bottom], partial)
             flush(total, partial)
         slot, tried = next_slot(job, pointer, tried), tried + 1
@@ -175,11 +183,10 @@ def scatter(pointer):
     key_at = job.key_at + phase.index * m * d * size
     sharpness = vector(job.sharpness_at, job.batch, like)[phase.index]
     # iterations [t, flag) took part
-    rank, width, skipped = 2 * (phase.flag - phase.t), 2 * job.iters, 2 * phase.t * size
+    rank, skipped = 2 * (phase.flag - phase.t), 2 * phase.t
     slot, tried = next_slot(job, pointer, 0), 1
     while slot >= 0:
-        scratch, _, key_grad, sums = grads_of_slot(job, phase.space, slot, like)
-        key_grad[:] = zero
+        scratch, _, key_grad, sums = grads_of_slot(job, phase.index, phase.space, slot, like)
         along = zero
         first, last = rows_of_slot(job, slot)
         for start in range(first, last, job.block):
@@ -188,8 +195,8 @@ def scatter(pointer):
             grad, plan = second[start:end], kernel[start:end]
             if rank:
                 matmul(
-                    job.gemm, TRANSPOSED, PLAIN, m, rows, rank, one, right.ctypes.data + skipped,
-                    width, left[start:].ctypes.data + skipped, width, zero, scratch.ctypes.data,
+                    job.gemm, PLAIN, TRANSPOSED, m, rows, rank, one, right[skipped:].ctypes.data,
+                    m, left[skipped:].ctypes.data + start * size, n, zero, scratch.ctypes.data,
                     job.stride,
                 )  # fmt: skip
                 for i in range(rows):
@@ -202,7 +209,8 @@ def scatter(pointer):
                 )  # fmt: skip
                 matmul(
                     job.gemm, PLAIN, TRANSPOSED, d, m, rows, sharpness, query[start:].ctypes.data,
-                    d, grad.ctypes.data, job.stride, one, key_grad.ctypes.data, d,
+                    d, grad.ctypes.data, job.stride, one if start > first else zero,
+                    key_grad.ctypes.data, d,
                 )  # fmt: skip
                 for i in range(start, end):
                     for c in range(d):

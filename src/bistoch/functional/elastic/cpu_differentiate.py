@@ -31,6 +31,7 @@ from bistoch.functional.elastic.cpu_runtime import (
     kind_of,
     larger,
     size_of,
+    stay_apart,
     take_next,
 )
 
@@ -41,12 +42,12 @@ SAFE = 30.0
 def differentiate(pointer):
     """Take heads until none is left, and go back through the iterations of each."""
     like, job = kind_of(pointer), open_job(address_of(pointer))
-    worker = take_next(job.next_worker)
+    worker = take_next(job.next_worker_at)
     space = job.workspace_at + worker * job.workspace_stride * size_of(like)
-    index = take_next(job.next_head)
+    index = take_next(job.next_head_at)
     while index < job.batch:
         differentiate_head(job, index, space, worker, like)
-        index = take_next(job.next_head)
+        index = take_next(job.next_head_at)
 
 
 @jit
@@ -64,12 +65,15 @@ def differentiate_head(job, index, space, worker, like):
     replay_columns(job, index, space, steps, like)
     run_phase(job, job.prepare_body, index, space, worker, 0, 0)
     total = gather_totals(job, space, like)
-    arriving = vector(job.column_grad_at + index * m * size, m, like)
+    copy(total, column_grad)
+    if job.column_grad_at:
+        arriving = vector(job.column_grad_at + index * m * size, m, like)
+        for j in range(m):
+            column_grad[j] += arriving[j] if column[j] > -np.inf else like(0)
     scale = like(0)
     for j in range(m):
-        extra = arriving[j] if column[j] > -np.inf else like(0)
-        column_grad[j] = total[j] + extra
         scale = larger(scale, abs(column_grad[j]))
+    clear_options(job, index, like)
     sum_of_grads = known_sum(job, index, space, like)
     keeps = share_kept(job, index, like)
     still = vector(job.reals_at, 2, np.float64)[1]
@@ -92,15 +96,26 @@ def differentiate_head(job, index, space, worker, like):
 def known_sum(job, index, space, like):
     """The exact sum of the column gradients: rows of Z sum to what arrives at f, negated."""
     n, m, size = job.n, job.m, size_of(like)
-    arriving = vector(job.column_grad_at + index * m * size, m, like)
-    row_grad = vector(job.row_grad_at + index * n * size, n, like)
     column, factor = over_keys(job, space, COLUMN, like), over_queries(job, space, FACTOR, like)
     total = like(0)
-    for j in range(m):
-        total += arriving[j] if column[j] > -np.inf else like(0)
-    for i in range(n):
-        total -= row_grad[i] if factor[i] > 0 else like(0)
+    if job.column_grad_at:
+        arriving = vector(job.column_grad_at + index * m * size, m, like)
+        for j in range(m):
+            total += arriving[j] if column[j] > -np.inf else like(0)
+    if job.row_grad_at:
+        row_grad = vector(job.row_grad_at + index * n * size, n, like)
+        for i in range(n):
+            total -= row_grad[i] if factor[i] > 0 else like(0)
     return total
+
+
+@jit
+def clear_options(job, index, like):
+    """Let the gradients of the options, to which every iteration adds, begin with zero."""
+    vector(job.lam_grad_at, job.batch, like)[index] = like(0)
+    vector(job.omega_grad_at, job.batch, like)[index] = like(0)
+    log_mass_grad = of_head(job.log_mass_grad_at, index, 1, job.m, like)
+    log_mass_grad[:] = like(0)
 
 
 @jit
@@ -116,20 +131,28 @@ def collect(job, index, space, like):
     """Add up what the slots have gathered for the head as a whole."""
     value_grad = of_head(job.value_grad_at, index, job.m, job.e, like)
     key_grad = of_head(job.key_grad_at, index, job.m, job.d, like)
-    sharpness_grad = vector(job.sharpness_grad_at, job.batch, like)
+    along = like(0)
     for slot in range(job.slots):
-        _, values, keys, sums = grads_of_slot(job, space, slot, like)
-        for j in range(job.m):
-            for c in range(job.e):
-                value_grad[j, c] += values[j, c]
-            for c in range(job.d):
-                key_grad[j, c] += keys[j, c]
-        sharpness_grad[index] += sums[0]
+        _, values, keys, sums = grads_of_slot(job, index, space, slot, like)
+        along += sums[0]
+        if job.slots > 1:
+            add_slot(values, value_grad, slot)
+            add_slot(keys, key_grad, slot)
+    vector(job.sharpness_grad_at, job.batch, like)[index] = along
+
+
+@jit
+def add_slot(part, whole, slot):
+    """Add the part of a slot; that of the first is where the sum begins."""
+    stay_apart()
+    for j in range(part.shape[0]):
+        for c in range(part.shape[1]):
+            whole[j, c] = part[j, c] + (whole[j, c] if slot else whole.dtype.type(0))
 
 
 @jit
 def replay_columns(job, index, space, steps, like):
-    """The column potential before every iteration, kept in right[:, 2t+1] for now."""
+    """The column potential before every iteration, kept in right[2t+1] for now."""
     lam = vector(job.lam_at, job.batch, like)[index]
     omega = vector(job.omega_at, job.batch, like)[index]
     _, right = low_rank(job, space, like)
@@ -137,9 +160,10 @@ def replay_columns(job, index, space, steps, like):
     column[:] = like(0)
     for t in range(steps):
         read_step(job, index, space, t, like)
+        before = right[2 * t + 1]
         for j in range(job.m):
             g = column[j]
-            right[j, 2 * t + 1] = g
+            before[j] = g
             column[j] = g + omega * (lam * full[j] - g)
 
 
@@ -171,6 +195,7 @@ def begin_step(job, index, space, t, sum_of_grads, like):
     log_total = vector(job.log_total_history_at + place, m, like)
     log_mass_grad = vector(job.log_mass_grad_at + index * m * size, m, like)
     _, right = low_rank(job, space, like)
+    weights, ratios = right[2 * t], right[2 * t + 1]
     column, full = over_keys(job, space, COLUMN, like), over_keys(job, space, STEP, like)
     weight, column_grad = (
         over_keys(job, space, WEIGHT, like),
@@ -181,10 +206,10 @@ def begin_step(job, index, space, t, sum_of_grads, like):
     middle, middle_g = like(0), like(0)
     for j in range(m):
         middle += full[j] / m
-        middle_g += right[j, 2 * t + 1] / m
+        middle_g += ratios[j] / m
     middle, middle_g = like(middle), like(middle_g)
     for j in range(m):
-        g, grad = right[j, 2 * t + 1], column_grad[j]
+        g, grad = ratios[j], column_grad[j]
         lam_grad += grad * (full[j] - middle)
         omega_grad += grad * (lam * (full[j] - middle) - (g - middle_g))
         step_grad = omega * lam * grad
@@ -197,8 +222,8 @@ def begin_step(job, index, space, t, sum_of_grads, like):
         weight[j] = exponential(log_c) * step_grad
         # the pass divides by P r, so that the rows of R sum to one exactly
         full[j] = exponential(log_r)
-        right[j, 2 * t] = weight[j]
-        right[j, 2 * t + 1] = full[j]
+        weights[j] = weight[j]
+        ratios[j] = full[j]
     lam_grads, omega_grads = (
         vector(job.lam_grad_at, job.batch, like),
         vector(job.omega_grad_at, job.batch, like),

@@ -39,14 +39,16 @@ from bistoch.functional.elastic.cpu_vector import (
 # the numbers of a job in their order; names ending in _at are addresses
 FIELDS = (
     # the team
-    "self_at", "next_head", "next_worker", "start", "number", "phase_at", "slots", "gemm",
+    "self_at", "next_head_at", "next_worker_at", "start", "number", "phase_at", "slots", "gemm",
     "build_body", "iterate_body", "finish_body", "prepare_body", "step_body", "scatter_body",
     # sizes
     "batch", "n", "m", "d", "e", "stride", "iters", "block", "stored_rows", "backward",
     "exact_error",
+    # what else there is to know
+    "reals_at", "mask_kind", "mask_stride", "mask_row_stride", "mask_column_stride",
+    "mask_grad_at", "mask_grad_size", "unsafe_at", "workspace_at", "workspace_stride",
     # inputs
-    "reals_at", "query_at", "key_at", "value_at", "mask_at", "mask_kind", "mask_index_at",
-    "mask_stride", "mask_row_stride", "mask_column_stride", "query_mask_at", "key_mask_at",
+    "query_at", "key_at", "value_at", "mask_at", "mask_index_at", "query_mask_at", "key_mask_at",
     "sharpness_at", "lam_at", "omega_at", "log_mass_at",
     # the solution and its history
     "output_at", "row_at", "column_at", "error_at", "iterations_at", "row_history_at",
@@ -54,8 +56,6 @@ FIELDS = (
     # gradients that arrive and leave
     "output_grad_at", "row_grad_at", "column_grad_at", "query_grad_at", "key_grad_at",
     "value_grad_at", "sharpness_grad_at", "lam_grad_at", "omega_grad_at", "log_mass_grad_at",
-    "mask_grad_at", "mask_grad_size", "unsafe_at",
-    "workspace_at", "workspace_stride",
 )  # fmt: skip
 JOB = from_dtype(np.dtype([(name, np.int64) for name in FIELDS]))
 
@@ -186,10 +186,10 @@ def behind_vectors(job, space, like):
 
 @jit
 def low_rank(job, space, like):
-    """The two thin matrices whose product rescales the plan in the backward."""
+    """The two flat matrices whose product rescales the plan in the backward, two rows a step."""
     left = behind_vectors(job, space, like) + job.n * job.stride * size_of(like)
     right = left + 2 * job.n * job.iters * size_of(like)
-    return matrix(left, job.n, 2 * job.iters, like), matrix(right, job.m, 2 * job.iters, like)
+    return matrix(left, 2 * job.iters, job.n, like), matrix(right, 2 * job.iters, job.m, like)
 
 
 @jit

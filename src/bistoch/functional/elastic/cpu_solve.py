@@ -52,12 +52,12 @@ TINY = 1e-30
 def solve(pointer):
     """Take heads until none is left, and iterate each to its end."""
     like, job = kind_of(pointer), open_job(address_of(pointer))
-    worker = take_next(job.next_worker)
+    worker = take_next(job.next_worker_at)
     space = job.workspace_at + worker * job.workspace_stride * size_of(like)
-    index = take_next(job.next_head)
+    index = take_next(job.next_head_at)
     while index < job.batch:
         solve_head(job, index, space, worker, like)
-        index = take_next(job.next_head)
+        index = take_next(job.next_head_at)
 
 
 @jit

@@ -35,7 +35,7 @@ def backward(
             value[some],
             Solution(*(field[some] for field in solution)),
             History(*(field[some, :iters] for field in history)),
-            Upstream(*(field[some] for field in upstream)),
+            upstream.of(some),
         )
         _accumulate(replay, grads)
 
@@ -54,7 +54,9 @@ class _Replay(NamedTuple):
         """A tile of the plan P, and of Z = P * (dP - row means): the last row step's gradient."""
         plan = row_softmax(scores + self.solution.column[:, None, :])
         plan_grad = self.upstream.output[:, rows] @ self.value.mT
-        row_mean = (plan * plan_grad).sum(-1) + self.upstream.row[:, rows]
+        row_mean = (plan * plan_grad).sum(-1)
+        if self.upstream.row is not None:
+            row_mean = row_mean + self.upstream.row[:, rows]
         return plan, plan * (plan_grad - row_mean[:, :, None])
 
     def columns_to_one(self, t: int, rows: slice, scores: Tensor) -> Tensor:
@@ -72,7 +74,10 @@ def _accumulate(replay: _Replay, grads: Gradients) -> None:
     problem, some = part.problem, part.batch
     lam = problem.lam[:, None]
 
-    column_grad = replay.upstream.column.masked_fill(replay.solution.column == -torch.inf, 0)
+    column_grad = torch.zeros_like(replay.solution.column)
+    if replay.upstream.column is not None:
+        column_grad += replay.upstream.column
+        column_grad.masked_fill_(replay.solution.column == -torch.inf, 0)
     for rows, scores in part.tiles():
         plan, softmax_grad = replay.softmax_grad(rows, scores)
         grads.value[some] += plan.mT @ replay.upstream.output[:, rows]

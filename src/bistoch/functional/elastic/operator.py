@@ -28,7 +28,7 @@ class History(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Where a backward adds its results; `mask` is empty when nobody asked for it."""
+    """Where a backward puts its results; `mask` is empty when nobody asked for it."""
 
     query: Tensor
     key: Tensor
@@ -41,21 +41,26 @@ class Gradients(NamedTuple):
 
 
 class Upstream(NamedTuple):
-    """The gradients that arrive at what a solution returned."""
+    """The gradients that arrive at what a solution returned; None where nothing arrives."""
 
     output: Tensor
-    row: Tensor
-    column: Tensor
+    row: Tensor | None
+    column: Tensor | None
+
+    def of(self, some: slice) -> "Upstream":
+        """Those of a part of the batch."""
+        row, column = (None if field is None else field[some] for field in self[1:])
+        return Upstream(self.output[some], row, column)
 
 
 # fills the solution, and the history if there is one
 Forward = Callable[[Problem, Tensor, Solution, History | None], None]
-# adds to gradients that start as zeros
+# adds to gradients that start as zeros; or, if it says so, fills all of them but the mask's
 Backward = Callable[[Problem, Tensor, Solution, History, Upstream, Gradients], None]
 
 
 def register(
-    name: str, forward: Forward, backward: Backward
+    name: str, forward: Forward, backward: Backward, *, fills: bool = False
 ) -> Callable[[Problem, Tensor], Solution]:
     """Register `bistoch::name` and its backward; return the function that solves with it.
 
@@ -76,7 +81,7 @@ def register(
         history = History(*results[5:])
         problem = Problem(query, key, *fields, history.row.shape[1], None)
         differentiable = (query, key, value, *fields[4:])
-        grads = _zeros(differentiable, problem.mask if mask_needs_grad else None)
+        grads = _room(differentiable, problem.mask if mask_needs_grad else None, fills)
         with full_precision(query.device):
             backward(
                 problem, value, Solution(*results[:5]), history, Upstream(*arriving), grads
@@ -151,7 +156,7 @@ def register(
         mask, mask_needs_grad = rest[0], rest[-1]
         sharpness, lam, omega, log_mass = rest[4:8]
         differentiable = (query, key, value, sharpness, lam, omega, log_mass)
-        return tuple(_zeros(differentiable, mask if mask_needs_grad else None))
+        return tuple(_room(differentiable, mask if mask_needs_grad else None, fills))
 
     def setup_context(ctx, inputs, output) -> None:
         ctx.save_for_backward(*inputs[:INPUTS], *output)
@@ -171,13 +176,17 @@ def register(
         def forward(ctx, *inputs):
             output = run_forward(*inputs)
             setup_context(ctx, inputs, output)
+            # what nobody asks for, all of the history too, would else arrive as zeros
+            ctx.set_materialize_grads(False)
             return output
 
         @staticmethod
         @once_differentiable
         def backward(ctx, output_grad, row_grad, column_grad, *_):
-            mask_needs_grad = ctx.needs_input_grad[3]
-            arriving, saved = (output_grad, row_grad, column_grad), ctx.saved_tensors
+            mask_needs_grad, saved = ctx.needs_input_grad[3], ctx.saved_tensors
+            if output_grad is None:
+                output_grad = torch.zeros_like(saved[INPUTS])
+            arriving = (output_grad, row_grad, column_grad)
             grads = run_backward(mask_needs_grad, arriving, saved[:INPUTS], saved[INPUTS:])
             return _by_input(grads, mask_needs_grad)
 
@@ -249,7 +258,9 @@ def empty(
     return solution, History(*(query.new_empty(batch, *shape) for shape in shapes))
 
 
-def _zeros(differentiable: tuple[Tensor, ...], mask: Tensor | None) -> Gradients:
-    mask = differentiable[0].new_empty(0) if mask is None else mask
-    zeros = (torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in (*differentiable, mask))
-    return Gradients(*zeros)
+def _room(differentiable: tuple[Tensor, ...], mask: Tensor | None, fills: bool) -> Gradients:
+    """Where a backward puts its results: zeros, or just room if it fills all of it."""
+    make = torch.empty if fills else torch.zeros
+    made = [make(t.shape, dtype=t.dtype, device=t.device) for t in differentiable]
+    made.append(differentiable[0].new_empty(0) if mask is None else torch.zeros_like(mask))
+    return Gradients(*made)

@@ -1,6 +1,7 @@
 """From what a user passed to a checked `Problem` with one leading axis."""
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
 from bistoch.functional.elastic.problem import Problem
+
+# numbers in a tensor of equal numbers that is kept for other calls
+LARGEST_CONSTANT = 1 << 15
 
 
 class Options(NamedTuple):
@@ -103,7 +107,24 @@ def per_problem(option: Option, batch: torch.Size, like: Tensor) -> Float[Tensor
     """A number, or a tensor over the leading axes, as one number for each problem."""
     if isinstance(option, Tensor):
         return option.to(like).expand(batch).reshape(-1)
-    return like.new_full((len(like),), option)
+    return _filled((like.shape[0],), option, like)
+
+
+def _filled(shape: tuple[int, ...], number: float, like: Tensor) -> Tensor:
+    """One number everywhere; small ones are made once, unless somebody watches what is made."""
+    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
+    if watched or math.prod(shape) > LARGEST_CONSTANT:
+        return like.new_full(shape, number)
+    return _constant(shape, number, like.dtype, like.device)
+
+
+@lru_cache(maxsize=256)
+def _constant(
+    shape: tuple[int, ...], number: float, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    # made in inference mode, it could not be used outside of it
+    with torch.inference_mode(False):
+        return torch.full(shape, number, dtype=dtype, device=device)
 
 
 def _log_mass(
@@ -120,7 +141,7 @@ def _log_mass(
     """
     size, n, m = len(query), query.shape[1], key.shape[1]
     if mass is None and query_mask is None and key_mask is None:
-        return query.new_full((size, m), math.log(max(n, 1) / max(m, 1)))
+        return _filled((size, m), math.log(max(n, 1) / max(m, 1)), query)
     if mass is None:
         log_mass = query.new_zeros(size, m)
     else:
