@@ -6,9 +6,10 @@ numbers, sizes and addresses, and every kernel opens the few arrays that it need
 
 import numpy as np
 from numba import carray, from_dtype, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 from bistoch.functional.elastic.cpu_runtime import (
+    OPTIONS,
     PLAIN,
     TRANSPOSED,
     address_of,
@@ -27,7 +28,10 @@ from bistoch.functional.elastic.cpu_runtime import (
 from bistoch.functional.elastic.cpu_vector import (
     BYTES,
     add_vectors,
+    exponentials,
     lanes_of,
+    larger_vectors,
+    largest,
     load,
     multiply_add,
     multiply_vectors,
@@ -315,24 +319,58 @@ def build_block(job, index, space, first, last, block, like):
         factor[i] = one / rest if rest > zero else zero
 
 
-@jit
 def exponentiate(row, bias):
     """Turn scores into `exp(row + bias - max)`; return the maximum and the sum."""
-    m = len(row)
-    highest = row.dtype.type(-np.inf)
+    raise NotImplementedError("only inside compiled kernels")
+
+
+@overload(exponentiate, jit_options=OPTIONS)
+def _exponentiate(row, bias):
+    return exponentiate_64 if row.dtype == types.float64 else exponentiate_32
+
+
+def exponentiate_64(row, bias):
+    """One by one."""
+    m, highest, rest = len(row), -np.inf, 0.0
     for j in range(m):
-        x = row[j] + bias[j]
-        row[j] = x
-        highest = larger(highest, x)
-    total = row.dtype.type(0)
+        row[j] += bias[j]
+        highest = larger(highest, row[j])
     if highest == -np.inf:
-        row[:] = total
-        return total, total
+        row[:] = rest
+        return rest, rest
     for j in range(m):
-        x = exponential(row[j] - highest)
-        row[j] = x
-        total += x
-    return highest, total
+        row[j] = exponential(row[j] - highest)
+        rest += row[j]
+    return highest, rest
+
+
+def exponentiate_32(row, bias):
+    """In whole vectors, and what is left one by one."""
+    m, like, never = len(row), np.float32, np.float32(-np.inf)
+    even, wide = m - m % lanes_of(like), 4 * lanes_of(like)
+    at, bias_at = row.ctypes.data, bias.ctypes.data
+    peaks = spread(never)
+    for j in range(0, 4 * even, wide):
+        x = add_vectors(load(at + j, like), load(bias_at + j, like))
+        store(at + j, x)
+        peaks = larger_vectors(peaks, x)
+    highest = largest(peaks)
+    for j in range(even, m):
+        row[j] += bias[j]
+        highest = larger(highest, row[j])
+    if highest == never:
+        row[:] = like(0)
+        return like(0), like(0)
+    sums, shift = spread(like(0)), spread(-highest)
+    for j in range(0, 4 * even, wide):
+        x = exponentials(add_vectors(load(at + j, like), shift))
+        store(at + j, x)
+        sums = add_vectors(sums, x)
+    rest = total(sums)
+    for j in range(even, m):
+        row[j] = exponential(row[j] - highest)
+        rest += row[j]
+    return highest, rest
 
 
 @jit
