@@ -118,7 +118,8 @@ def _layout(
     shared = batch < threads or n * m * size > own_head_bytes
     workers, slots = (1, threads) if shared else (min(threads, batch), 1)
     slots = max(1, min(slots, -(-n // 8)))
-    block = max(8, min(256, block_bytes // max(m * size, 1)) // 8 * 8)
+    # products of fewer rows with all keys are slow
+    block = max(64, min(256, block_bytes // max(m * size, 1)) // 8 * 8)
     block = max(1, min(block, n) if n <= 128 else block)
     stride = head.padded(m, size)
     elements = head.head_elements(n, m, e, stride, iters, n, backward)

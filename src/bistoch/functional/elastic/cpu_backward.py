@@ -42,6 +42,16 @@ from bistoch.functional.elastic.cpu_runtime import (
     matmul,
     size_of,
 )
+from bistoch.functional.elastic.cpu_vector import (
+    add_vectors,
+    lanes_of,
+    load,
+    multiply_add,
+    multiply_vectors,
+    spread,
+    store,
+    total,
+)
 
 
 @jit
@@ -84,10 +94,10 @@ def prepare(pointer):
     row_grad = vector(arriving, n if job.row_grad_at else 0, like)
     slot, tried = next_slot(job, pointer, 0), 1
     while slot >= 0:
-        total = of_slot(job, phase.space, slot, SUM, like)
+        totals = of_slot(job, phase.space, slot, SUM, like)
         partial = of_slot(job, phase.space, slot, PARTIAL, like)
         _, value_grad, _, _ = grads_of_slot(job, phase.index, phase.space, slot, like)
-        total[:] = zero
+        totals[:] = zero
         partial[:] = zero
         first, last = rows_of_slot(job, slot)
         for start in range(first, last, job.block):
@@ -105,8 +115,9 @@ def prepare(pointer):
             for i in range(start, end):
                 row = i - start
                 extra = row_grad[i] if job.row_grad_at else zero
-                centre_row(plan[row, :m], grad[row, :m], factor[i], extra, partial)
-            flush(total, partial)
+                grad[row, m:] = zero
+                centre_row(plan[row], grad[row], factor[i], extra, partial)
+            flush(totals, partial)
             if e:
                 matmul(
                     job.gemm, PLAIN, TRANSPOSED, e, m, end - start, one,
@@ -119,16 +130,32 @@ def prepare(pointer):
 @jit
 def centre_row(plan, grad, factor, extra, totals):
     """Make a row of K a row of P, turn dP into Z, and add Z to the column totals."""
-    mean = plan.dtype.type(0)
-    for j in range(len(plan)):
-        p = plan[j] * factor
-        plan[j] = p
-        mean += p * grad[j]
-    mean += extra
-    for j in range(len(plan)):
-        z = plan[j] * (grad[j] - mean)
-        grad[j] = z
-        totals[j] += z
+    like = totals.dtype.type
+    wide, length = lanes_of(like) * size_of(like), len(plan) * size_of(like)
+    plan_at, grad_at, to = plan.ctypes.data, grad.ctypes.data, totals.ctypes.data
+    scale, products = spread(factor), spread(like(0))
+    for j in range(0, length, wide):
+        p = multiply_vectors(load(plan_at + j, like), scale)
+        store(plan_at + j, p)
+        products = multiply_add(p, load(grad_at + j, like), products)
+    mean = spread(-(total(products) + extra))
+    for j in range(0, length, wide):
+        here = add_vectors(load(grad_at + j, like), mean)
+        z = multiply_vectors(load(plan_at + j, like), here)
+        store(grad_at + j, z)
+        store(to + j, add_vectors(load(to + j, like), z))
+
+
+@jit
+def subtract_product(a, b, result):
+    """`result -= a * b` for matrices in whole vectors."""
+    like = result.dtype.type
+    wide, length = lanes_of(like) * size_of(like), result.size * size_of(like)
+    a_at, b_at, at = a.ctypes.data, b.ctypes.data, result.ctypes.data
+    minus = spread(like(-1))
+    for j in range(0, length, wide):
+        product = multiply_vectors(load(a_at + j, like), load(b_at + j, like))
+        store(at + j, multiply_add(product, minus, load(at + j, like)))
 
 
 def step(pointer):
@@ -146,9 +173,9 @@ def step(pointer):
     )
     slot, tried = next_slot(job, pointer, 0), 1
     while slot >= 0:
-        total = of_slot(job, phase.space, slot, SUM, like)
+        totals = of_slot(job, phase.space, slot, SUM, like)
         partial = of_slot(job, phase.space, slot, PARTIAL, like)
-        total[:] = zero
+        totals[:] = zero
         partial[:] = zero
         first, last = rows_of_slot(job, slot)
         blocks = (last - first + job.block - 1) // job.block
@@ -166,7 +193,7 @@ def step(pointer):
                     left[2 * t, i] = a
                     left[2 * t + 1, i] = received[i]
                 add_columns(rows, received[top:bottom], partial)
-            flush(total, partial)
+            flush(totals, partial)
         slot, tried = next_slot(job, pointer, tried), tried + 1
 
 
@@ -199,9 +226,7 @@ def scatter(pointer):
                     m, left[skipped:].ctypes.data + start * size, n, zero, scratch.ctypes.data,
                     job.stride,
                 )  # fmt: skip
-                for i in range(rows):
-                    for j in range(m):
-                        grad[i, j] -= plan[i, j] * scratch[i, j]
+                subtract_product(plan, scratch[:rows], grad)
             if d:
                 matmul(
                     job.gemm, PLAIN, PLAIN, d, rows, m, one, key_at, d, grad.ctypes.data,
