@@ -6,6 +6,7 @@ column totals of iteration t. So an iteration is one pass over P for the vectors
 iterations is `P * (left right^T)`: one product of rank twice the iterations, block by block.
 """
 
+from bistoch.functional.elastic.cpu_array import matrix, part, row_at, start_of, vector
 from bistoch.functional.elastic.cpu_head import (
     FACTOR,
     GRAD,
@@ -21,7 +22,6 @@ from bistoch.functional.elastic.cpu_head import (
     flush,
     kernel_of,
     low_rank,
-    matrix,
     next_slot,
     of_head,
     of_slot,
@@ -31,7 +31,6 @@ from bistoch.functional.elastic.cpu_head import (
     over_queries,
     rows_of_slot,
     slot_at,
-    vector,
     whole,
 )
 from bistoch.functional.elastic.cpu_runtime import (
@@ -102,13 +101,13 @@ def prepare(pointer):
         first, last = rows_of_slot(job, slot)
         for start in range(first, last, job.block):
             end = min(start + job.block, last)
-            plan, grad = kernel[start:end], second[start:end]
+            plan, grad = part(kernel, start, end), part(second, start, end)
             build_block(job, phase.index, phase.space, start, end, plan, like)
             if e:
                 matmul(
                     job.gemm, TRANSPOSED, PLAIN, m, end - start, e, one,
                     job.value_at + phase.index * m * e * size_of(like), e,
-                    output_grad[start:].ctypes.data, e, zero, grad.ctypes.data, job.stride,
+                    row_at(output_grad, start), e, zero, start_of(grad), job.stride,
                 )  # fmt: skip
             else:
                 grad[:] = zero
@@ -121,8 +120,8 @@ def prepare(pointer):
             if e:
                 matmul(
                     job.gemm, PLAIN, TRANSPOSED, e, m, end - start, one,
-                    output_grad[start:].ctypes.data, e, plan.ctypes.data, job.stride,
-                    one if start > first else zero, value_grad.ctypes.data, e,
+                    row_at(output_grad, start), e, start_of(plan), job.stride,
+                    one if start > first else zero, start_of(value_grad), e,
                 )  # fmt: skip
         slot, tried = next_slot(job, pointer, tried), tried + 1
 
@@ -132,7 +131,7 @@ def centre_row(plan, grad, factor, extra, totals):
     """Make a row of K a row of P, turn dP into Z, and add Z to the column totals."""
     like = totals.dtype.type
     wide, length = lanes_of(like) * size_of(like), len(plan) * size_of(like)
-    plan_at, grad_at, to = plan.ctypes.data, grad.ctypes.data, totals.ctypes.data
+    plan_at, grad_at, to = start_of(plan), start_of(grad), start_of(totals)
     scale, products = spread(factor), spread(like(0))
     for j in range(0, length, wide):
         p = multiply_vectors(load(plan_at + j, like), scale)
@@ -151,7 +150,7 @@ def subtract_product(a, b, result):
     """`result -= a * b` for matrices in whole vectors."""
     like = result.dtype.type
     wide, length = lanes_of(like) * size_of(like), result.size * size_of(like)
-    a_at, b_at, at = a.ctypes.data, b.ctypes.data, result.ctypes.data
+    a_at, b_at, at = start_of(a), start_of(b), start_of(result)
     minus = spread(like(-1))
     for j in range(0, length, wide):
         product = multiply_vectors(load(a_at + j, like), load(b_at + j, like))
@@ -184,15 +183,15 @@ def step(pointer):
             end = min(start + job.block, last)
             for top in range(start, end, 8):
                 bottom = min(top + 8, end)
-                rows = kernel[top:bottom]
-                dot_rows(rows, ratio, scale[top:bottom])
-                dot_rows(rows, weight, received[top:bottom])
+                rows = part(kernel, top, bottom)
+                dot_rows(rows, ratio, part(scale, top, bottom))
+                dot_rows(rows, weight, part(received, top, bottom))
                 for i in range(top, bottom):
                     a = one / scale[i] if scale[i] > zero else zero
                     received[i] *= -a * a
                     left[2 * t, i] = a
                     left[2 * t + 1, i] = received[i]
-                add_columns(rows, received[top:bottom], partial)
+                add_columns(rows, part(received, top, bottom), partial)
             flush(totals, partial)
         slot, tried = next_slot(job, pointer, tried), tried + 1
 
@@ -219,23 +218,23 @@ def scatter(pointer):
         for start in range(first, last, job.block):
             end = min(start + job.block, last)
             rows = end - start
-            grad, plan = second[start:end], kernel[start:end]
+            grad, plan = part(second, start, end), part(kernel, start, end)
             if rank:
                 matmul(
-                    job.gemm, PLAIN, TRANSPOSED, m, rows, rank, one, right[skipped:].ctypes.data,
-                    m, left[skipped:].ctypes.data + start * size, n, zero, scratch.ctypes.data,
+                    job.gemm, PLAIN, TRANSPOSED, m, rows, rank, one, row_at(right, skipped),
+                    m, row_at(left, skipped) + start * size, n, zero, start_of(scratch),
                     job.stride,
                 )  # fmt: skip
-                subtract_product(plan, scratch[:rows], grad)
+                subtract_product(plan, part(scratch, 0, rows), grad)
             if d:
                 matmul(
-                    job.gemm, PLAIN, PLAIN, d, rows, m, one, key_at, d, grad.ctypes.data,
-                    job.stride, zero, query_grad[start:].ctypes.data, d,
+                    job.gemm, PLAIN, PLAIN, d, rows, m, one, key_at, d, start_of(grad),
+                    job.stride, zero, row_at(query_grad, start), d,
                 )  # fmt: skip
                 matmul(
-                    job.gemm, PLAIN, TRANSPOSED, d, m, rows, sharpness, query[start:].ctypes.data,
-                    d, grad.ctypes.data, job.stride, one if start > first else zero,
-                    key_grad.ctypes.data, d,
+                    job.gemm, PLAIN, TRANSPOSED, d, m, rows, sharpness, row_at(query, start),
+                    d, start_of(grad), job.stride, one if start > first else zero,
+                    start_of(key_grad), d,
                 )  # fmt: skip
                 for i in range(start, end):
                     for c in range(d):

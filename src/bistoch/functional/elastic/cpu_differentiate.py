@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from bistoch.functional.elastic.cpu_array import vector
 from bistoch.functional.elastic.cpu_backward import (
     grads_of_slot,
 )
@@ -21,7 +22,6 @@ from bistoch.functional.elastic.cpu_head import (
     over_keys,
     over_queries,
     run_phase,
-    vector,
     whole,
 )
 from bistoch.functional.elastic.cpu_runtime import (
@@ -95,6 +95,7 @@ def differentiate_head(job, index, space, worker, like):
 @jit
 def known_sum(job, index, space, like):
     """The exact sum of the column gradients: rows of Z sum to what arrives at f, negated."""
+    stay_apart()
     n, m, size = job.n, job.m, size_of(like)
     column, factor = over_keys(job, space, COLUMN, like), over_queries(job, space, FACTOR, like)
     total = like(0)
@@ -112,6 +113,7 @@ def known_sum(job, index, space, like):
 @jit
 def clear_options(job, index, like):
     """Let the gradients of the options, to which every iteration adds, begin with zero."""
+    stay_apart()
     vector(job.lam_grad_at, job.batch, like)[index] = like(0)
     vector(job.omega_grad_at, job.batch, like)[index] = like(0)
     log_mass_grad = of_head(job.log_mass_grad_at, index, 1, job.m, like)
@@ -129,6 +131,7 @@ def share_kept(job, index, like):
 @jit
 def collect(job, index, space, like):
     """Add up what the slots have gathered for the head as a whole."""
+    stay_apart()
     value_grad = of_head(job.value_grad_at, index, job.m, job.e, like)
     key_grad = of_head(job.key_grad_at, index, job.m, job.d, like)
     along = like(0)
@@ -153,6 +156,7 @@ def add_slot(part, whole, slot):
 @jit
 def replay_columns(job, index, space, steps, like):
     """The column potential before every iteration, kept in right[2t+1] for now."""
+    stay_apart()
     lam = vector(job.lam_at, job.batch, like)[index]
     omega = vector(job.omega_at, job.batch, like)[index]
     _, right = low_rank(job, space, like)
@@ -187,6 +191,7 @@ def begin_step(job, index, space, t, sum_of_grads, like):
 
     Large steps meet gradients that nearly cancel: their mean meets the sum that is known exactly.
     """
+    stay_apart()
     m, size = job.m, size_of(like)
     lam = vector(job.lam_at, job.batch, like)[index]
     omega = vector(job.omega_at, job.batch, like)[index]
@@ -236,6 +241,7 @@ def begin_step(job, index, space, t, sum_of_grads, like):
 @jit
 def end_step(job, index, space, like):
     """`dg = (1 - omega) dg - R^T df`; return its largest entry."""
+    stay_apart()
     omega = vector(job.omega_at, job.batch, like)[index]
     total, ratio = gather_totals(job, space, like), over_keys(job, space, STEP, like)
     column_grad = over_keys(job, space, COLUMN_GRAD, like)

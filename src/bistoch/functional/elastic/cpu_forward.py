@@ -8,6 +8,7 @@ is absorbed and K is built again, so that the result equals the log-domain refer
 
 import numpy as np
 
+from bistoch.functional.elastic.cpu_array import part, row_at, start_of, vector
 from bistoch.functional.elastic.cpu_head import (
     FACTOR,
     PARTIAL,
@@ -28,7 +29,6 @@ from bistoch.functional.elastic.cpu_head import (
     over_columns,
     over_queries,
     rows_of_slot,
-    vector,
 )
 from bistoch.functional.elastic.cpu_runtime import (
     PLAIN,
@@ -62,11 +62,13 @@ def build(pointer):
         for start in range(first, last, job.block):
             end = min(start + job.block, last)
             place = block_place(job, start, slot)
-            block = kernel[place : place + end - start]
+            block = part(kernel, place, place + end - start)
             build_block(job, phase.index, phase.space, start, end, block, like)
             for top in range(0, end - start, 8):
                 bottom = min(top + 8, end - start)
-                add_columns(block[top:bottom], factor[start + top : start + bottom], partial)
+                add_columns(
+                    part(block, top, bottom), part(factor, start + top, start + bottom), partial
+                )
             flush(total, partial)
         slot, tried = next_slot(job, pointer, tried), tried + 1
 
@@ -94,10 +96,10 @@ def iterate(pointer):
             end = min(start + job.block, last)
             for top in range(start, end, 8):
                 bottom = min(top + 8, end)
-                rows = kernel[top:bottom]
-                dot_rows(rows, weight, factor[top:bottom])
-                invert(factor[top:bottom])
-                add_columns(rows, factor[top:bottom], partial)
+                rows = part(kernel, top, bottom)
+                dot_rows(rows, weight, part(factor, top, bottom))
+                invert(part(factor, top, bottom))
+                add_columns(rows, part(factor, top, bottom), partial)
             flush(total, partial)
         slot, tried = next_slot(job, pointer, tried), tried + 1
 
@@ -131,21 +133,23 @@ def finish(pointer):
         for start in range(first, last, job.block):
             end = min(start + job.block, last)
             place = block_place(job, start, slot)
-            block = kernel[place : place + end - start]
+            block = part(kernel, place, place + end - start)
             if phase.flag:
-                dot_rows(block, weight, factor[start:end])
-                invert(factor[start:end])
+                dot_rows(block, weight, part(factor, start, end))
+                invert(part(factor, start, end))
             else:
                 build_block(job, phase.index, phase.space, start, end, block, like)
             if job.exact_error:
                 for top in range(0, end - start, 8):
                     bottom = min(top + 8, end - start)
-                    add_columns(block[top:bottom], factor[start + top : start + bottom], partial)
+                    add_columns(
+                        part(block, top, bottom), part(factor, start + top, start + bottom), partial
+                    )
                 flush(total, partial)
             if e:
                 matmul(
                     job.gemm, PLAIN, PLAIN, e, end - start, m, one, weighted, e,
-                    block.ctypes.data, job.stride, zero, output[start:].ctypes.data, e,
+                    start_of(block), job.stride, zero, row_at(output, start), e,
                 )  # fmt: skip
             for i in range(start, end):
                 for c in range(e):

@@ -5,15 +5,15 @@ numbers, sizes and addresses, and every kernel opens the few arrays that it need
 """
 
 import numpy as np
-from numba import carray, from_dtype, types
+from numba import from_dtype, types
 from numba.extending import intrinsic, overload
 
+from bistoch.functional.elastic.cpu_array import matrix, part, start_of, vector
 from bistoch.functional.elastic.cpu_runtime import (
     OPTIONS,
     PLAIN,
     TRANSPOSED,
     address_of,
-    at,
     call_body,
     exponential,
     jit,
@@ -124,18 +124,6 @@ def open_phase(pointer):
 
 
 @jit
-def vector(address, length, like):
-    """A vector at an address."""
-    return carray(at(address, like), (length,))
-
-
-@jit
-def matrix(address, rows, columns, like):
-    """A row-major matrix at an address."""
-    return carray(at(address, like), (rows, columns))
-
-
-@jit
 def of_head(address, index, rows, columns, like):
     """The matrix of one head in a batch of them."""
     return matrix(address + index * rows * columns * size_of(like), rows, columns, like)
@@ -144,7 +132,7 @@ def of_head(address, index, rows, columns, like):
 @jit
 def whole(address):
     """A vector of int64 that starts at an address, to be read at one place."""
-    return carray(at(address, np.int64), (1 << 40,))
+    return vector(address, 1 << 40, np.int64)
 
 
 @jit
@@ -235,9 +223,9 @@ def run_phase(job, body, index, space, owner, flag, t):
     for slot in range(job.slots):
         record[PHASE_COUNT + slot] = 0
     if job.slots == 1:
-        call_body(body, record.ctypes.data)
+        call_body(body, start_of(record))
     else:
-        start_team(job.start, body, record.ctypes.data, job.slots)
+        start_team(job.start, body, start_of(record), job.slots)
 
 
 @jit
@@ -269,7 +257,7 @@ def write_scores(job, index, first, last, block, like):
         matmul(
             job.gemm, TRANSPOSED, PLAIN, m, last - first, d, sharpness,
             job.key_at + index * m * d * size, d,
-            job.query_at + (index * job.n + first) * d * size, d, zero, block.ctypes.data,
+            job.query_at + (index * job.n + first) * d * size, d, zero, start_of(block),
             job.stride,
         )  # fmt: skip
     else:
@@ -348,7 +336,7 @@ def exponentiate_32(row, bias):
     """In whole vectors, and what is left one by one."""
     m, like, never = len(row), np.float32, np.float32(-np.inf)
     even, wide = m - m % lanes_of(like), 4 * lanes_of(like)
-    at, bias_at = row.ctypes.data, bias.ctypes.data
+    at, bias_at = start_of(row), start_of(bias)
     peaks = spread(never)
     for j in range(0, 4 * even, wide):
         x = add_vectors(load(at + j, like), load(bias_at + j, like))
@@ -379,7 +367,7 @@ def add_columns(block, factor, totals):
     rows, length = block.shape
     like = totals.dtype.type
     wide, size = lanes_of(like), size_of(like)
-    step, at, to = length * size, block.ctypes.data, totals.ctypes.data
+    step, at, to = length * size, start_of(block), start_of(totals)
     if rows == 8:
         f0, f1, f2, f3 = spread(factor[0]), spread(factor[1]), spread(factor[2]), spread(factor[3])
         f4, f5, f6, f7 = spread(factor[4]), spread(factor[5]), spread(factor[6]), spread(factor[7])
@@ -403,15 +391,23 @@ def add_columns(block, factor, totals):
 
 
 @jit
+def add_rows(block, factor, totals):
+    """Add `block^T factor` to the totals, eight rows at a time."""
+    for top in range(0, len(block), 8):
+        bottom = min(top + 8, len(block))
+        add_columns(part(block, top, bottom), part(factor, top, bottom), totals)
+
+
+@jit
 def dot_rows(block, weights, sums):
     """Products of rows with weights, four rows at a time."""
     rows, length = block.shape
     like = sums.dtype.type
     wide, size, zero = lanes_of(like), size_of(like), like(0)
-    step, weights_at = length * size, weights.ctypes.data
+    step, weights_at = length * size, start_of(weights)
     even = rows - rows % 4
     for i in range(0, even, 4):
-        at = block.ctypes.data + i * step
+        at = start_of(block) + i * step
         s0, s1, s2, s3 = spread(zero), spread(zero), spread(zero), spread(zero)
         for j in range(0, length * size, wide * size):
             w = load(weights_at + j, like)
@@ -421,7 +417,7 @@ def dot_rows(block, weights, sums):
             s3 = multiply_add(load(at + j + 3 * step, like), w, s3)
         sums[i], sums[i + 1], sums[i + 2], sums[i + 3] = total(s0), total(s1), total(s2), total(s3)
     for i in range(even, rows):
-        at, s = block.ctypes.data + i * step, spread(zero)
+        at, s = start_of(block) + i * step, spread(zero)
         for j in range(0, length * size, wide * size):
             s = multiply_add(load(at + j, like), load(weights_at + j, like), s)
         sums[i] = total(s)

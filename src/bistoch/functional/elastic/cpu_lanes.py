@@ -9,7 +9,8 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import from_dtype, types
 from numba.extending import intrinsic
 
-from bistoch.functional.elastic.cpu_head import matrix, vector, whole
+from bistoch.functional.elastic.cpu_array import matrix, start_of, vector
+from bistoch.functional.elastic.cpu_head import whole
 from bistoch.functional.elastic.cpu_runtime import address_of, jit, size_of, take_next
 
 LANES = 32
@@ -194,7 +195,7 @@ keep_largest = intrinsic(_vector_operation(_largest))
 def row_products(job, block, weight, sums, like):
     """`K w` of every row and lane."""
     wide = LANES * size_of(like)
-    at_block, at_weight, at_sums = block.ctypes.data, weight.ctypes.data, sums.ctypes.data
+    at_block, at_weight, at_sums = start_of(block), start_of(weight), start_of(sums)
     fill(flat(sums), like(0))
     for j in range(job.m):
         for i in range(job.n):
@@ -206,7 +207,7 @@ def row_products(job, block, weight, sums, like):
 def column_products(job, block, factor, sums, like):
     """`K^T u` of every column and lane."""
     wide = LANES * size_of(like)
-    at_block, at_factor, at_sums = block.ctypes.data, factor.ctypes.data, sums.ctypes.data
+    at_block, at_factor, at_sums = start_of(block), start_of(factor), start_of(sums)
     fill(flat(sums), like(0))
     for i in range(job.n):
         for j in range(job.m):
@@ -218,7 +219,7 @@ def column_products(job, block, factor, sums, like):
 def add_outer(job, block, factor, weight, like):
     """`block += u w^T` of every lane."""
     wide = LANES * size_of(like)
-    at_block, at_factor, at_weight = block.ctypes.data, factor.ctypes.data, weight.ctypes.data
+    at_block, at_factor, at_weight = start_of(block), start_of(factor), start_of(weight)
     for i in range(job.n):
         for j in range(job.m):
             entry = at_block + (i * job.m + j) * wide
@@ -231,15 +232,15 @@ def largest_of(rows, result, start, like):
     wide = LANES * size_of(like)
     fill(flat(result), start)
     for j in range(len(rows)):
-        row = rows.ctypes.data + j * wide
-        keep_largest(result.ctypes.data, row, row, like)
+        row = start_of(rows) + j * wide
+        keep_largest(start_of(result), row, row, like)
 
 
 @jit
 def flat(rows):
     """All rows as one vector: loops of unknown length are vectorised, short ones unrolled."""
     # reshape would ask the runtime whether it may
-    return vector(rows.ctypes.data, rows.size, rows.dtype.type)
+    return vector(start_of(rows), rows.size, rows.dtype.type)
 
 
 @jit

@@ -5,7 +5,7 @@ Nothing is kept from the forward: a group repeats its iterations in the cache, a
 
 import numpy as np
 
-from bistoch.functional.elastic.cpu_head import matrix, vector
+from bistoch.functional.elastic.cpu_array import matrix, vector
 from bistoch.functional.elastic.cpu_lanes import (
     COLUMN_GRAD,
     DEAD,
@@ -54,7 +54,8 @@ def differentiate_plans(pointer):
     """Take groups until none is left; repeat their iterations and go back through them."""
     like, job = kind_of(pointer), open_job(pointer)
     space = own_space(job, like)
-    tol, still = vector(job.reals_at, 2, np.float64)
+    reals = vector(job.reals_at, 2, np.float64)
+    tol, still = reals[0], reals[1]
     first = next_group(job)
     while first < job.batch:
         load(job, first, space, like)

@@ -5,7 +5,7 @@ A matrix whose factors leave the safe range is said to be unsafe, and left to ot
 
 import numpy as np
 
-from bistoch.functional.elastic.cpu_head import vector
+from bistoch.functional.elastic.cpu_array import start_of, vector
 from bistoch.functional.elastic.cpu_lanes import (
     BEFORE,
     COLUMN,
@@ -65,7 +65,8 @@ def make_plans(pointer):
     """Take groups until none is left; write their plans and column errors."""
     like, job = kind_of(pointer), open_job(pointer)
     space = own_space(job, like)
-    tol, still = vector(job.reals_at, 2, np.float64)
+    reals = vector(job.reals_at, 2, np.float64)
+    tol, still = reals[0], reals[1]
     first = next_group(job)
     while first < job.batch:
         load(job, first, space, like)
@@ -242,8 +243,8 @@ def move_columns(job, space, after, like):
     column, residual = over_keys(job, space, COLUMN, like), over_keys(job, space, RESIDUAL, like)
     taken = numbers(job, space, TAKEN, like)
     for j in range(job.m):
-        at_column, at_residual = column.ctypes.data + j * wide, residual.ctypes.data + j * wide
-        add_product(at_column, taken.ctypes.data, at_residual, like)
+        at_column, at_residual = start_of(column) + j * wide, start_of(residual) + j * wide
+        add_product(at_column, start_of(taken), at_residual, like)
     size = over_keys(job, space, HIGH, like)
     weigh(flat(column), flat(after), flat(size))
     distrust(job, space, size, SAFE, like)

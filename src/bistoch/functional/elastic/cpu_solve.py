@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from bistoch.functional.elastic.cpu_array import matrix, part, vector
 from bistoch.functional.elastic.cpu_forward import (
     row_potential,
 )
@@ -20,14 +21,12 @@ from bistoch.functional.elastic.cpu_head import (
     copy,
     forbid,
     gather_totals,
-    matrix,
     of_head,
     open_job,
     over_keys,
     over_queries,
     run_phase,
     spare_rows,
-    vector,
     whole,
     write_scores,
 )
@@ -63,7 +62,8 @@ def solve(pointer):
 @jit
 def solve_head(job, index, space, worker, like):
     """Iterate one head and write everything that it returns."""
-    tol, still = vector(job.reals_at, 2, np.float64)
+    reals = vector(job.reals_at, 2, np.float64)
+    tol, still = reals[0], reals[1]
     keep = job.stored_rows == job.n
     over_keys(job, space, COLUMN, like)[:] = like(0)
     clear_padding(job, space, like)
@@ -164,7 +164,7 @@ def rescue_totals(job, index, space, total, peak, like):
     for sweep in range(2):
         for first in range(0, n, len(scratch)):
             last = min(first + len(scratch), n)
-            write_scores(job, index, first, last, scratch[: last - first], like)
+            write_scores(job, index, first, last, part(scratch, 0, last - first), like)
             for i in range(first, last):
                 if factor[i] > 0:
                     row, f = scratch[i - first], row_potential(job, space, i, like)
@@ -259,7 +259,7 @@ def close_columns(job, index, space, like):
     highest[:] = like(-np.inf)
     for first in range(0, n, len(scratch)):
         last = min(first + len(scratch), n)
-        block = scratch[: last - first]
+        block = part(scratch, 0, last - first)
         block[:] = like(0)
         forbid(job, index, first, last, block, like)
         for i in range(last - first):
