@@ -93,7 +93,8 @@ def _differentiate_in_logs(
         name: field[some] if isinstance(field, Tensor) and name != "mask" else field
         for name, field in problem._asdict().items()
     }
-    fields |= {"iters": int(solution.iterations[index]), "tol": None}
+    # with a tolerance that nothing reaches, steps that were chosen are chosen again
+    fields |= {"iters": int(solution.iterations[index]), "tol": -1.0}
     one = Problem(**fields)
     found, history = streaming.replay(one, value[some])
     own = {n: field if n == "mask" else field[some] for n, field in grads._asdict().items()}

@@ -70,7 +70,6 @@ def differentiate_head(job, index, space, worker, like):
         column_grad[j] = total[j] + extra
         scale = larger(scale, abs(column_grad[j]))
     sum_of_grads = known_sum(job, index, space, like)
-    keeps = share_kept(job, index, like)
     still = vector(job.reals_at, 2, np.float64)[1]
     first = steps
     for t in range(steps - 1, -1, -1):
@@ -78,10 +77,10 @@ def differentiate_head(job, index, space, worker, like):
             whole(job.unsafe_at)[index] = 1
             return
         run_phase(job, job.step_body, index, space, worker, 0, t)
-        sum_of_grads *= keeps
+        sum_of_grads *= share_kept(job, index, t, like)
         first = t
-        # what is left to send back is below rounding
-        if end_step(job, index, space, like) <= still / 32 * scale:
+        # what is left to send back is below rounding; long steps could make it grow again
+        if end_step(job, index, space, t, like) <= still / 32 * scale and job.omega_at:
             break
     run_phase(job, job.scatter_body, index, space, worker, steps, first)
     collect(job, index, space, like)
@@ -103,11 +102,16 @@ def known_sum(job, index, space, like):
 
 
 @jit
-def share_kept(job, index, like):
+def step_taken(job, index, t, like):
+    """The step omega of an iteration."""
+    return vector(job.omega_history_at, job.batch * job.iters, like)[index * job.iters + t]
+
+
+@jit
+def share_kept(job, index, t, like):
     """What one iteration back leaves of that sum."""
     lam = vector(job.lam_at, job.batch, like)[index]
-    omega = vector(job.omega_at, job.batch, like)[index]
-    return like(1) - omega * (like(1) - lam)
+    return like(1) - step_taken(job, index, t, like) * (like(1) - lam)
 
 
 @jit
@@ -130,12 +134,12 @@ def collect(job, index, space, like):
 def replay_columns(job, index, space, steps, like):
     """The column potential before every iteration, kept in right[:, 2t+1] for now."""
     lam = vector(job.lam_at, job.batch, like)[index]
-    omega = vector(job.omega_at, job.batch, like)[index]
     _, right = low_rank(job, space, like)
     full, column = over_keys(job, space, STEP, like), over_keys(job, space, COLUMN_GRAD, like)
     column[:] = like(0)
     for t in range(steps):
         read_step(job, index, space, t, like)
+        omega = step_taken(job, index, t, like)
         for j in range(job.m):
             g = column[j]
             right[j, 2 * t + 1] = g
@@ -163,8 +167,7 @@ def begin_step(job, index, space, t, sum_of_grads, like):
     Large steps meet gradients that nearly cancel: their mean meets the sum that is known exactly.
     """
     m, size = job.m, size_of(like)
-    lam = vector(job.lam_at, job.batch, like)[index]
-    omega = vector(job.omega_at, job.batch, like)[index]
+    lam, omega = vector(job.lam_at, job.batch, like)[index], step_taken(job, index, t, like)
     place = (index * job.iters + t) * m * size
     peak = vector(job.peak_history_at + place, m, like)
     log_total = vector(job.log_total_history_at + place, m, like)
@@ -208,9 +211,9 @@ def begin_step(job, index, space, t, sum_of_grads, like):
 
 
 @jit
-def end_step(job, index, space, like):
+def end_step(job, index, space, t, like):
     """`dg = (1 - omega) dg - R^T df`; return its largest entry."""
-    omega = vector(job.omega_at, job.batch, like)[index]
+    omega = step_taken(job, index, t, like)
     total, ratio = gather_totals(job, space, like), over_keys(job, space, STEP, like)
     column_grad = over_keys(job, space, COLUMN_GRAD, like)
     largest, one = like(0), like(1)

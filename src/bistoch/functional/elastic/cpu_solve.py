@@ -12,6 +12,7 @@ from bistoch.functional.elastic.cpu_head import (
     FACTOR,
     NO_MASK,
     PEAK,
+    RESIDUAL,
     SHIFT,
     STEP,
     TOTAL,
@@ -43,6 +44,8 @@ from bistoch.functional.elastic.cpu_runtime import (
 SAFE = 30.0
 # a column total below this may have lost terms to underflow
 TINY = 1e-30
+# one over the largest step (pace.LONGEST, which a test compares)
+SHORTEST = 0.01
 
 
 @jit
@@ -63,8 +66,11 @@ def solve_head(job, index, space, worker, like):
     tol, still = vector(job.reals_at, 2, np.float64)
     keep = job.stored_rows == job.n
     over_keys(job, space, COLUMN, like)[:] = like(0)
+    over_keys(job, space, RESIDUAL, like)[:] = like(0)
     clear_padding(job, space, like)
     fresh, steps, rest, before = False, job.iters, like(0), like(np.inf)
+    given = job.omega_at != 0
+    omega, least = vector(job.omega_at, job.batch, like)[index] if given else like(1), before
     for t in range(job.iters):
         if fresh:
             run_phase(job, job.iterate_body, index, space, worker, 0, t)
@@ -82,17 +88,20 @@ def solve_head(job, index, space, worker, like):
                 for later in range(t + 1, job.iters):
                     record(job, index, space, later, like)
             break
-        moved = move_columns(job, index, space, like)
+        if not given:
+            omega = choose_step(job, index, space, omega, rest / least, like)
+            least = min(least, rest)
+        moved = move_columns(job, index, space, t, omega, like)
         left = job.iters - 1 - t
-        if left * rest <= 32 * still and left * rest * (rest / before) <= still:
+        if given and left * rest <= 32 * still and left * rest * (rest / before) <= still:
             # the plans to come would repeat this one: their steps, which never grow, add up to less
             # than the first bound, and at the observed rate to less than rounding
             for later in range(t + 1, job.iters):
-                coast(job, index, space, middle, like)
+                coast(job, space, omega * middle, like)
                 if job.row_history_at:
                     record(job, index, space, later, like)
                 _, middle = spread(job, index, space, like)
-                moved = move_columns(job, index, space, like)
+                moved = move_columns(job, index, space, later, omega, like)
             fresh = keep and moved < SAFE
             break
         fresh = keep and moved < SAFE
@@ -194,19 +203,46 @@ def spread(job, index, space, like):
 
 
 @jit
-def coast(job, index, space, middle, like):
+def choose_step(job, index, space, omega, grown, like):
+    """The step that would have served best before; closer to plain if the error has grown since."""
+    lam = vector(job.lam_at, job.batch, like)[index]
+    total, step = over_keys(job, space, TOTAL, like), over_keys(job, space, STEP, like)
+    column, residual = over_keys(job, space, COLUMN, like), over_keys(job, space, RESIDUAL, like)
+    one, zero = like(1), like(0)
+    mean, live = zero, zero
+    for j in range(job.m):
+        if total[j] > -np.inf:
+            mean += lam * step[j] - column[j]
+            live += one
+    mean /= larger(live, one)
+    gained, size = zero, zero
+    for j in range(job.m):
+        now = lam * step[j] - column[j] - mean if total[j] > -np.inf else zero
+        change = residual[j] - now
+        gained += residual[j] * change
+        size += change * change
+        residual[j] = now
+    if not (gained > zero and size > zero):
+        return one
+    longest = one / larger(one - lam, like(SHORTEST))
+    extra = min(larger(omega * gained / size, one), longest) - one
+    return one + min(larger(like(2) - grown, zero), one) * extra
+
+
+@jit
+def coast(job, space, shift, like):
     """An iteration after columns that all moved by the same: only the constant moves on."""
-    shift = vector(job.omega_at, job.batch, like)[index] * middle
     over_queries(job, space, SHIFT, like)[:] += shift
     over_keys(job, space, PEAK, like)[:] -= shift
     over_keys(job, space, STEP, like)[:] += shift
 
 
 @jit
-def move_columns(job, index, space, like):
+def move_columns(job, index, space, t, omega, like):
     """Take the column step; return how far the potentials now are from what K has absorbed."""
     lam = vector(job.lam_at, job.batch, like)[index]
-    omega = vector(job.omega_at, job.batch, like)[index]
+    if job.omega_history_at:
+        vector(job.omega_history_at, job.batch * job.iters, like)[index * job.iters + t] = omega
     total, step = over_keys(job, space, TOTAL, like), over_keys(job, space, STEP, like)
     column, weight = over_keys(job, space, COLUMN, like), over_keys(job, space, WEIGHT, like)
     absorbed = over_keys(job, space, ABSORBED, like)

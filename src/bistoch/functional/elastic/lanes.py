@@ -22,7 +22,7 @@ LARGEST = 64 * 64
 def fits(problem: Problem) -> bool:
     """Whether the matrices are small enough, and so few iterations that the workspace holds all."""
     (_, n, _), m = problem.query.shape, problem.key.shape[1]
-    if n * m > LARGEST:
+    if n * m > LARGEST or problem.omega is None:
         return False
     return _workspace(n, m, problem.iters, problem.query.element_size()) <= cpu.WORKSPACE_BYTES
 
