@@ -147,7 +147,10 @@ def iterations() -> None:
     for eps in (2.0, 1.0, 0.5, 0.25, 0.1):
         row = [f"{eps:g}"]
         for lam in (0.25, 0.5, 0.75, 0.9, 0.99, 1.0):
-            found = bistoch.elastic_potentials(query, key, lam=lam, eps=eps, iters=10_000, tol=1e-3)
+            # plain steps, like those of the picture and of a call without a tolerance
+            found = bistoch.elastic_potentials(
+                query, key, lam=lam, eps=eps, omega=1.0, iters=10_000, tol=1e-3
+            )
             row.append(str(found.iterations.item()))
         rows.append(row)
     heads = ["eps", *(f"lam = {lam:g}" for lam in (0.25, 0.5, 0.75, 0.9, 0.99, 1.0))]

@@ -16,7 +16,7 @@ def gumbel_balance(
     noise: float = 1.0,
     lam: Option = 1.0,
     eps: Option = 1.0,
-    omega: Option = 1.0,
+    omega: Option | None = None,
     iters: int = 20,
     tol: float | None = None,
     mask: Mask | None = None,

@@ -20,7 +20,7 @@ from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
 from bistoch.functional._recompute import forgetful
 from bistoch.functional.elastic.pose import Options, flatten, pose
-from bistoch.functional.elastic.problem import Problem, full_precision, row_softmax
+from bistoch.functional.elastic.problem import Problem, first_omega, full_precision, row_softmax
 from bistoch.functional.elastic.reference import logsumexp
 
 
@@ -284,7 +284,7 @@ def cut(problem: Problem, block: int, pad: str) -> Blocks:
         bias=_blocked(bias[..., None], block, pad, -torch.inf).squeeze(-1),
         log_mass=_blocked(problem.log_mass[..., None], block, pad).squeeze(-1),
         lam=problem.lam,
-        omega=problem.omega,
+        omega=first_omega(problem),
     )
 
 

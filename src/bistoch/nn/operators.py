@@ -128,7 +128,7 @@ class Sinkhorn(OperatorModule):
     def __init__(
         self,
         eps: Option = 1.0,
-        omega: Option = 1.0,
+        omega: Option | None = None,
         iters: int = 10,
         tol: float | None = None,
         scale: float | None = None,
@@ -166,7 +166,7 @@ class Elastic(OperatorModule):
         self,
         lam: Option | None = None,
         eps: Option = 1.0,
-        omega: Option = 1.0,
+        omega: Option | None = None,
         iters: int = 10,
         tol: float | None = None,
         scale: float | None = None,

@@ -60,7 +60,7 @@ def elastic_attention(
     *,
     lam: Option = 1.0,
     eps: Option = 1.0,
-    omega: Option = 1.0,
+    omega: Option | None = None,
     iters: int = 10,
     tol: float | None = None,
     mask: Mask | None = None,
@@ -81,7 +81,8 @@ def elastic_attention(
         lam: elasticity in [0, 1]: 0 is softmax, 1 is doubly stochastic. A number, or a tensor that
             broadcasts to the leading axes (for example one entry per head); differentiable.
         eps: temperature; small is sharp. A number or a tensor, like `lam`.
-        omega: step of the column update in (0, 2); 1 is plain, above 1 over-relaxes.
+        omega: step of the column update in (0, 2); 1 is plain, above 1 over-relaxes. By default 1,
+            but chosen anew in every iteration if there is a `tol`, to reach it in few of them.
         iters: iterations, each one row and one column step.
         tol: stop each problem once its column error is at most this; a warning says when `iters`
             did not reach it.
@@ -111,7 +112,7 @@ def elastic_plan(
     *,
     lam: Option = 1.0,
     eps: Option = 1.0,
-    omega: Option = 1.0,
+    omega: Option | None = None,
     iters: int = 10,
     tol: float | None = None,
     mask: Mask | None = None,
@@ -143,7 +144,7 @@ def elastic_potentials(
     *,
     lam: Option = 1.0,
     eps: Option = 1.0,
-    omega: Option = 1.0,
+    omega: Option | None = None,
     iters: int = 10,
     tol: float | None = None,
     mask: Mask | None = None,
@@ -186,7 +187,7 @@ def sinkhorn_attention(
     value: Float[Tensor, "*#b m e"],
     *,
     eps: Option = 1.0,
-    omega: Option = 1.0,
+    omega: Option | None = None,
     iters: int = 10,
     tol: float | None = None,
     mask: Mask | None = None,
@@ -219,7 +220,7 @@ def sinkhorn_plan(
     key: Float[Tensor, "*#b m d"],
     *,
     eps: Option = 1.0,
-    omega: Option = 1.0,
+    omega: Option | None = None,
     iters: int = 10,
     tol: float | None = None,
     mask: Mask | None = None,
@@ -247,7 +248,7 @@ def balance(
     *,
     lam: Option = 1.0,
     eps: Option = 1.0,
-    omega: Option = 1.0,
+    omega: Option | None = None,
     iters: int = 10,
     tol: float | None = None,
     mask: Mask | None = None,

@@ -79,7 +79,8 @@ def _differentiate_in_logs(
         name: field[some] if isinstance(field, Tensor) and name != "mask" else field
         for name, field in problem._asdict().items()
     }
-    fields |= {"iters": int(solution.iterations[index]), "tol": None}
+    # with a tolerance that nothing reaches, steps that were chosen are chosen again
+    fields |= {"iters": int(solution.iterations[index]), "tol": -1.0}
     one = Problem(**fields)
     found, history = streaming.replay(one, value[some])
     own = {n: field if n == "mask" else field[some] for n, field in grads._asdict().items()}
@@ -216,7 +217,7 @@ def _run(
     workspace = torch.empty(workers * form.layout.workspace_stride, dtype=dtype)
     # in the order of the fields of a job
     tensors = [problem.query, problem.key, value, *problem[2:10], *solution]
-    tensors += (None, None, None) if history is None else history
+    tensors += [None] * len(History._fields) if history is None else history
     if upstream is not None and grads is not None:
         tensors += [*upstream, *grads[:-1]]
     # kept until the kernels are done: contiguous copies must outlive their addresses

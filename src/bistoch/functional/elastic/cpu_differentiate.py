@@ -75,7 +75,6 @@ def differentiate_head(job, index, space, worker, like):
         scale = larger(scale, abs(column_grad[j]))
     clear_options(job, index, like)
     sum_of_grads = known_sum(job, index, space, like)
-    keeps = share_kept(job, index, like)
     still = vector(job.reals_at, 2, np.float64)[1]
     first = steps
     for t in range(steps - 1, -1, -1):
@@ -83,10 +82,10 @@ def differentiate_head(job, index, space, worker, like):
             whole(job.unsafe_at)[index] = 1
             return
         run_phase(job, job.step_body, index, space, worker, 0, t)
-        sum_of_grads *= keeps
+        sum_of_grads *= share_kept(job, index, t, like)
         first = t
-        # what is left to send back is below rounding
-        if end_step(job, index, space, like) <= still / 32 * scale:
+        # what is left to send back is below rounding; long steps could make it grow again
+        if end_step(job, index, space, t, like) <= still / 32 * scale and job.omega_at:
             break
     run_phase(job, job.scatter_body, index, space, worker, steps, first)
     collect(job, index, space, like)
@@ -121,11 +120,16 @@ def clear_options(job, index, like):
 
 
 @jit
-def share_kept(job, index, like):
+def step_taken(job, index, t, like):
+    """The step omega of an iteration."""
+    return vector(job.omega_history_at, job.batch * job.iters, like)[index * job.iters + t]
+
+
+@jit
+def share_kept(job, index, t, like):
     """What one iteration back leaves of that sum."""
     lam = vector(job.lam_at, job.batch, like)[index]
-    omega = vector(job.omega_at, job.batch, like)[index]
-    return like(1) - omega * (like(1) - lam)
+    return like(1) - step_taken(job, index, t, like) * (like(1) - lam)
 
 
 @jit
@@ -158,13 +162,13 @@ def replay_columns(job, index, space, steps, like):
     """The column potential before every iteration, kept in right[2t+1] for now."""
     stay_apart()
     lam = vector(job.lam_at, job.batch, like)[index]
-    omega = vector(job.omega_at, job.batch, like)[index]
     _, right = low_rank(job, space, like)
     full, column = over_keys(job, space, STEP, like), over_keys(job, space, COLUMN_GRAD, like)
     column[:] = like(0)
     for t in range(steps):
         read_step(job, index, space, t, like)
         before = right[2 * t + 1]
+        omega = step_taken(job, index, t, like)
         for j in range(job.m):
             g = column[j]
             before[j] = g
@@ -193,8 +197,7 @@ def begin_step(job, index, space, t, sum_of_grads, like):
     """
     stay_apart()
     m, size = job.m, size_of(like)
-    lam = vector(job.lam_at, job.batch, like)[index]
-    omega = vector(job.omega_at, job.batch, like)[index]
+    lam, omega = vector(job.lam_at, job.batch, like)[index], step_taken(job, index, t, like)
     place = (index * job.iters + t) * m * size
     peak = vector(job.peak_history_at + place, m, like)
     log_total = vector(job.log_total_history_at + place, m, like)
@@ -239,10 +242,10 @@ def begin_step(job, index, space, t, sum_of_grads, like):
 
 
 @jit
-def end_step(job, index, space, like):
+def end_step(job, index, space, t, like):
     """`dg = (1 - omega) dg - R^T df`; return its largest entry."""
     stay_apart()
-    omega = vector(job.omega_at, job.batch, like)[index]
+    omega = step_taken(job, index, t, like)
     total, ratio = gather_totals(job, space, like), over_keys(job, space, STEP, like)
     column_grad = over_keys(job, space, COLUMN_GRAD, like)
     largest, one = like(0), like(1)

@@ -56,7 +56,7 @@ FIELDS = (
     "sharpness_at", "lam_at", "omega_at", "log_mass_at",
     # the solution and its history
     "output_at", "row_at", "column_at", "error_at", "iterations_at", "row_history_at",
-    "peak_history_at", "log_total_history_at",
+    "peak_history_at", "log_total_history_at", "omega_history_at",
     # gradients that arrive and leave
     "output_grad_at", "row_grad_at", "column_grad_at", "query_grad_at", "key_grad_at",
     "value_grad_at", "sharpness_grad_at", "lam_grad_at", "omega_grad_at", "log_mass_grad_at",
@@ -74,6 +74,8 @@ PHASE_COUNT = len(PHASE_FIELDS)
 FACTOR, SHIFT, GRAD = range(3)
 COLUMN, ABSORBED, WEIGHT, TOTAL, PEAK, STEP, COLUMN_GRAD = range(7)
 QUERY_VECTORS, KEY_VECTORS = 3, 7
+# the forward has residuals where the backward has gradients
+RESIDUAL = COLUMN_GRAD
 # vectors over keys that every slot has for itself
 SUM, PARTIAL = range(2)
 

@@ -28,16 +28,18 @@ JOB = from_dtype(np.dtype([(name, np.int64) for name in FIELDS]))
 # what a group has: matrices, vectors over keys, vectors over queries, and one number of each lane
 KERNEL, PLAN, GRAD, RESCALE = range(4)
 COLUMN, LOG_MASS, LAM, DEAD, SHUT, RESIDUAL, HIGH, COLUMN_GRAD, SCALED, RECEIVED = range(10)
+# the forward has residuals where the backward has gradients
+OLD, NOW = SCALED, RECEIVED
 FACTOR, ROW_GRAD = range(2)
-OMEGA, REST, LOWEST, BEFORE, UNSAFE, STEPS, TAKEN, FAR, SIZE = range(9)
-MATRICES, KEY_VECTORS, QUERY_VECTORS, NUMBERS = 4, 10, 2, 9
+OMEGA, REST, LOWEST, BEFORE, UNSAFE, STEPS, TAKEN, FAR, SIZE, LEAST, GAINED, CHANGED = range(12)
+MATRICES, KEY_VECTORS, QUERY_VECTORS, NUMBERS = 4, 10, 2, 12
 
 
 def group_elements(n: int, m: int, iters: int, backward: bool) -> int:
     """How many numbers the work on one group needs."""
     rows = MATRICES * n * m + KEY_VECTORS * m + QUERY_VECTORS * n + NUMBERS
     kept = iters if backward else 1
-    return LANES * (rows + kept * (n + 2 * m) + m)
+    return LANES * (rows + kept * (n + 2 * m + 1) + m)
 
 
 @intrinsic
@@ -127,6 +129,13 @@ def column_factors(job, space, slot, like):
     """The column factors before an iteration; behind the last, those of the plan."""
     behind = behind_vectors(job) + NUMBERS + kept(job) * (job.n + job.m)
     return lanes(space, behind + slot * job.m, job.m, like)
+
+
+@jit
+def steps_taken(job, space, slot, like):
+    """The step of every lane in an iteration, zero for a lane that had stopped."""
+    behind = behind_vectors(job) + NUMBERS + kept(job) * (job.n + 2 * job.m) + job.m
+    return lanes(space, behind + slot, 1, like)[0]
 
 
 @jit

@@ -16,7 +16,6 @@ from bistoch.functional.elastic.cpu_lanes import (
     LAM,
     LANES,
     LOG_MASS,
-    OMEGA,
     PLAN,
     RECEIVED,
     RESCALE,
@@ -45,6 +44,7 @@ from bistoch.functional.elastic.cpu_lanes import (
     row_factors,
     row_products,
     spread_out,
+    steps_taken,
 )
 from bistoch.functional.elastic.cpu_lanes_forward import finish, iterate, load
 from bistoch.functional.elastic.cpu_runtime import jit, kind_of, larger
@@ -63,12 +63,13 @@ def differentiate_plans(pointer):
         report_unsafe(job, first, space, like)
         finish(job, space, done, like)
         begin(job, first, space, like)
-        for t in range(job.iters - 1, -1, -1):
+        # chosen steps were all computed, and long ones could make gradients grow again
+        for t in range((job.iters if job.omega_at else done) - 1, -1, -1):
             # iterations that were not computed repeat the last that was
             slot = min(t, done - 1)
             if job.lam_grad_at:
                 add_option_grads(job, first, space, t, slot, like)
-            if back_step(job, space, t, slot, still, like) == 0:
+            if back_step(job, space, t, slot, still, like) == 0 and job.omega_at:
                 break
         grad = pairs(job, space, GRAD, like)
         take_away(
@@ -134,7 +135,7 @@ def back_step(job, space, t, slot, still, like):
     column_grad = over_keys(job, space, COLUMN_GRAD, like)
     scaled, received = over_keys(job, space, SCALED, like), over_keys(job, space, RECEIVED, like)
     row_grad, taken = over_queries(job, space, ROW_GRAD, like), over_keys(job, space, HIGH, like)
-    taken_by_lanes(job, space, t, taken, like)
+    taken_by_lanes(job, space, t, slot, taken, like)
     lam = flat(over_keys(job, space, LAM, like))
     pass_on(flat(taken), lam, flat(column_grad), flat(inverse), flat(scaled))
     row_products(job, kernel, scaled, row_grad, like)
@@ -152,9 +153,9 @@ def back_step(job, space, t, slot, still, like):
 
 
 @jit
-def taken_by_lanes(job, space, t, taken, like):
+def taken_by_lanes(job, space, t, slot, taken, like):
     """The step of every lane at iteration t, zero for lanes that had stopped, at every key."""
-    step, omega = numbers(job, space, TAKEN, like)[0], numbers(job, space, OMEGA, like)[0]
+    step, omega = numbers(job, space, TAKEN, like)[0], steps_taken(job, space, slot, like)
     steps = numbers(job, space, STEPS, like)[0]
     for lane in range(LANES):
         step[lane] = omega[lane] if steps[lane] > like(t) else like(0)
@@ -204,7 +205,7 @@ def add_option_grads(job, first, space, t, slot, like):
     for lane in range(min(LANES, job.batch - first)):
         if numbers(job, space, STEPS, like)[0, lane] <= like(t):
             continue
-        lam, omega = lams[0, lane], numbers(job, space, OMEGA, like)[0, lane]
+        lam, omega = lams[0, lane], steps_taken(job, space, slot, like)[lane]
         steps_mean, moves_mean, live = like(0), like(0), like(0)
         for j in range(m):
             if dead[j, lane] == like(0):

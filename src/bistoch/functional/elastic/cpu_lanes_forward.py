@@ -6,6 +6,7 @@ A matrix whose factors leave the safe range is said to be unsafe, and left to ot
 import numpy as np
 
 from bistoch.functional.elastic.cpu_array import start_of, vector
+from bistoch.functional.elastic.cpu_head import copy
 from bistoch.functional.elastic.cpu_lanes import (
     BEFORE,
     COLUMN,
@@ -45,7 +46,9 @@ from bistoch.functional.elastic.cpu_lanes import (
     row_factors,
     row_products,
     spread_out,
+    steps_taken,
 )
+from bistoch.functional.elastic.cpu_lanes_pace import choose_steps, forget_steps
 from bistoch.functional.elastic.cpu_runtime import (
     exponential,
     jit,
@@ -90,8 +93,11 @@ def load(job, first, space, like):
     spread_out(vector(job.scores_at, batch * n * m, like), first, batch, kernel)
     log_mass = over_keys(job, space, LOG_MASS, like)
     spread_out(vector(job.log_mass_at, batch * m, like), first, batch, log_mass)
-    omega = numbers(job, space, OMEGA, like)
-    spread_out(vector(job.omega_at, batch, like), first, batch, omega)
+    if job.omega_at:
+        omega = numbers(job, space, OMEGA, like)
+        spread_out(vector(job.omega_at, batch, like), first, batch, omega)
+    else:
+        forget_steps(job, space, like)
     lam = over_keys(job, space, LAM, like)
     spread_out(vector(job.lam_at, batch, like), first, batch, lam[:1])
     for j in range(1, m):
@@ -226,11 +232,11 @@ def decide(job, space, t, tol, still, like):
         runs = tol < 0 or (steps[lane] == like(t) and rest[lane] > tol)
         steps[lane] = like(t + 1) if runs and tol >= 0 else steps[lane]
         taken[lane] = omega[lane] if runs else like(0)
-        # steps never grow; at the observed rate those to come add up to less than rounding
+        # plain steps never grow; at the observed rate those to come add up to less than rounding
         rate = rest[lane] / before[lane]
         rate = rate if tol >= 0 else np.sqrt(np.sqrt(rate))
         bound = left * rest[lane]
-        moves = bound > 32 * still or bound * rate > still
+        moves = not job.omega_at or bound > 32 * still or bound * rate > still
         busy += 1 if runs and moves and unsafe[lane] == like(0) else 0
         before[lane] = rest[lane]
     return busy
@@ -280,7 +286,10 @@ def iterate(job, space, tol, still, like):
         busy = 1
         if tol >= 0 or t % 4 == 3:
             measure_rest(job, space, like)
+            if not job.omega_at:
+                choose_steps(job, space, like)
             busy = decide(job, space, t, tol, still, like)
+        copy(numbers(job, space, TAKEN, like)[0], steps_taken(job, space, slot, like))
         move_columns(job, space, column_factors(job, space, next_slot, like), like)
         if busy == 0:
             # the plans to come would repeat this one

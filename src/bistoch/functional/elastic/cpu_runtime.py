@@ -10,6 +10,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from numba.extending import intrinsic, overload
 
 # infinities are ordinary here, NaN never occurs: everything of fastmath but "ninf" and "afn"
 FAST = {"nnan", "nsz", "reassoc", "contract", "arcp"}
-OPTIONS = {"fastmath": FAST, "error_model": "numpy"}
+OPTIONS: Any = {"fastmath": FAST, "error_model": "numpy"}
 
 _float, _double, _i32, _i64 = ir.FloatType(), ir.DoubleType(), ir.IntType(32), ir.IntType(64)
 _pointer = ir.IntType(8).as_pointer()

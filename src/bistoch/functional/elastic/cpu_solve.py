@@ -12,6 +12,7 @@ from bistoch.functional.elastic.cpu_head import (
     FACTOR,
     NO_MASK,
     PEAK,
+    RESIDUAL,
     SHIFT,
     STEP,
     TOTAL,
@@ -46,6 +47,8 @@ from bistoch.functional.elastic.cpu_runtime import (
 SAFE = 30.0
 # a column total below this may have lost terms to underflow
 TINY = 1e-30
+# one over the largest step (pace.LONGEST, which a test compares)
+SHORTEST = 0.01
 
 
 def solve(pointer):
@@ -66,12 +69,15 @@ def solve_head(job, index, space, worker, like):
     tol, still = reals[0], reals[1]
     keep = job.stored_rows == job.n
     over_keys(job, space, COLUMN, like)[:] = like(0)
+    over_keys(job, space, RESIDUAL, like)[:] = like(0)
     clear_padding(job, space, like)
     fresh, steps, rest, before = False, job.iters, like(0), like(np.inf)
+    given = job.omega_at != 0
+    omega, least = vector(job.omega_at, job.batch, like)[index] if given else like(1), before
     coasting, stopped, middle = False, False, like(0)
     for t in range(job.iters):
         if coasting:
-            coast(job, index, space, middle, like)
+            coast(job, space, omega * middle, like)
         elif not stopped:
             if not fresh:
                 absorb(job, space, like)
@@ -87,12 +93,16 @@ def solve_head(job, index, space, worker, like):
         if not coasting and apart <= tol:
             rest, steps, fresh, stopped = apart, t, keep, True
             continue
-        fresh = keep and move_columns(job, index, space, like) < SAFE
+        if not given:
+            omega = choose_step(job, index, space, omega, apart / least, like)
+            least = min(least, apart)
+        fresh = keep and move_columns(job, index, space, t, omega, like) < SAFE
         if not coasting:
             # the plans to come would repeat this one: their steps, which never grow, add up to less
             # than the first bound, and at the observed rate to less than rounding
             rest, left = apart, job.iters - 1 - t
-            coasting = left * rest <= 32 * still and left * rest * (rest / before) <= still
+            few, fewer = left * rest <= 32 * still, left * rest * (rest / before) <= still
+            coasting = given and few and fewer
             before = rest
     if not fresh:
         absorb(job, space, like)
@@ -196,10 +206,37 @@ def spread(job, index, space, like):
 
 
 @jit
-def coast(job, index, space, middle, like):
+def choose_step(job, index, space, omega, grown, like):
+    """The step that would have served best before; closer to plain if the error has grown since."""
+    stay_apart()
+    lam = vector(job.lam_at, job.batch, like)[index]
+    total, step = over_keys(job, space, TOTAL, like), over_keys(job, space, STEP, like)
+    column, residual = over_keys(job, space, COLUMN, like), over_keys(job, space, RESIDUAL, like)
+    one, zero = like(1), like(0)
+    mean, live = zero, zero
+    for j in range(job.m):
+        if total[j] > -np.inf:
+            mean += lam * step[j] - column[j]
+            live += one
+    mean /= larger(live, one)
+    gained, size = zero, zero
+    for j in range(job.m):
+        now = lam * step[j] - column[j] - mean if total[j] > -np.inf else zero
+        change = residual[j] - now
+        gained += residual[j] * change
+        size += change * change
+        residual[j] = now
+    if not (gained > zero and size > zero):
+        return one
+    longest = one / larger(one - lam, like(SHORTEST))
+    extra = min(larger(omega * gained / size, one), longest) - one
+    return one + min(larger(like(2) - grown, zero), one) * extra
+
+
+@jit
+def coast(job, space, shift, like):
     """An iteration after columns that all moved by the same: only the constant moves on."""
     stay_apart()
-    shift = vector(job.omega_at, job.batch, like)[index] * middle
     shifts = over_queries(job, space, SHIFT, like)
     peak, step = over_keys(job, space, PEAK, like), over_keys(job, space, STEP, like)
     for i in range(job.n):
@@ -210,11 +247,12 @@ def coast(job, index, space, middle, like):
 
 
 @jit
-def move_columns(job, index, space, like):
+def move_columns(job, index, space, t, omega, like):
     """Take the column step; return how far the potentials now are from what K has absorbed."""
     stay_apart()
     lam = vector(job.lam_at, job.batch, like)[index]
-    omega = vector(job.omega_at, job.batch, like)[index]
+    if job.omega_history_at:
+        vector(job.omega_history_at, job.batch * job.iters, like)[index * job.iters + t] = omega
     total, step = over_keys(job, space, TOTAL, like), over_keys(job, space, STEP, like)
     column, weight = over_keys(job, space, COLUMN, like), over_keys(job, space, WEIGHT, like)
     absorbed = over_keys(job, space, ABSORBED, like)

@@ -1,6 +1,6 @@
 """The exact gradient of the elastic iterations that ran, in tiles of rows (docs/gradient.md).
 
-Backward through iteration t needs only its row potential f and its column totals. With
+Backward through iteration t needs only its row potential f, its column totals and its step. With
 C = exp(S + f - LSE_i(S + f)), whose columns sum to one, and R = softmax_row(S + g), whose rows do:
 
     dS -= C diag(dh),   df = -C dh,   dS -= diag(df) R,   dg = (1 - omega) dg - R^T df
@@ -85,7 +85,7 @@ def _accumulate(replay: _Replay, grads: Gradients) -> None:
 
     # a problem that stopped early took steps of size zero from there on
     running = torch.arange(iters, device=lam.device) < replay.solution.iterations[:, None]
-    omegas = problem.omega[:, None] * running
+    omegas = torch.where(running, history.omega, 0)
     dead = (replay.solution.column == -torch.inf)[:, None, :]
     steps = problem.log_mass[:, None, :] - (history.peak + history.log_total)
     steps = steps.masked_fill(dead, 0)

@@ -40,7 +40,8 @@ def solve(problem: Problem) -> tuple[Tensor, Tensor]:
         raise ValueError("lanes: expected scores that exist already, as the mask of the problem")
     scores = forbid(problem.mask, None, problem.query_mask, problem.key_mask)
     inputs = (scores, problem.lam, problem.omega, problem.log_mass)
-    refuse_tangents("balance_lanes", inputs, 'choose backend="reference"')
+    tensors = (tensor for tensor in inputs if tensor is not None)
+    refuse_tangents("balance_lanes", tensors, 'choose backend="reference"')
     return balance_lanes(*inputs, problem.iters, problem.tol)
 
 
@@ -48,7 +49,7 @@ class Options(NamedTuple):
     """What belongs to the scores of a batch, one entry for each matrix."""
 
     lam: Tensor
-    omega: Tensor
+    omega: Tensor | None
     log_mass: Tensor
     iters: int
     tol: float | None
@@ -56,7 +57,12 @@ class Options(NamedTuple):
 
 @torch.library.custom_op("bistoch::balance_lanes", mutates_args=())
 def balance_lanes(
-    scores: Tensor, lam: Tensor, omega: Tensor, log_mass: Tensor, iters: int, tol: float | None
+    scores: Tensor,
+    lam: Tensor,
+    omega: Tensor | None,
+    log_mass: Tensor,
+    iters: int,
+    tol: float | None,
 ) -> tuple[Tensor, Tensor]:
     """The plan of every matrix, minus infinity being a forbidden pair, and its column error."""
     options = Options(lam, omega, log_mass, iters, tol)
@@ -78,7 +84,7 @@ def balance_lanes_backward(
     plan_grad: Tensor,
     scores: Tensor,
     lam: Tensor,
-    omega: Tensor,
+    omega: Tensor | None,
     log_mass: Tensor,
     iters: int,
     tol: float | None,
@@ -87,7 +93,7 @@ def balance_lanes_backward(
     """The gradients of the scores and, if asked for, of the options."""
     options = Options(lam, omega, log_mass, iters, tol)
     scores_grad = _dense_like(scores)
-    grads = {"lam": lam, "omega": omega, "log_mass": log_mass}
+    grads = {"lam": lam, "omega": lam, "log_mass": log_mass}
     grads = {f"{name}_grad": _dense_like(option).zero_() for name, option in grads.items()}
     tensors = {"plan_grad": plan_grad.contiguous(), "scores_grad": scores_grad}
     unsafe = _run(scores, options, tensors | (grads if options_too else {}), backward=True)
@@ -98,7 +104,7 @@ def balance_lanes_backward(
 
 @balance_lanes_backward.register_fake
 def _(plan_grad, scores, lam, omega, log_mass, *_):
-    return tuple(_dense_like(tensor) for tensor in (scores, lam, omega, log_mass))
+    return tuple(_dense_like(tensor) for tensor in (scores, lam, lam, log_mass))
 
 
 def _dense_like(tensor: Tensor) -> Tensor:
@@ -114,8 +120,11 @@ def _setup_context(ctx, inputs, output) -> None:
 
 def _differentiate(ctx, plan_grad, _):
     options_too = any(ctx.needs_input_grad[1:4])
-    grads = balance_lanes_backward(plan_grad, *ctx.saved_tensors, *ctx.steps, options_too)
-    return (*grads, None, None)
+    scores, lam, omega, log_mass = balance_lanes_backward(
+        plan_grad, *ctx.saved_tensors, *ctx.steps, options_too
+    )
+    # steps that were chosen have no gradient
+    return scores, lam, omega if ctx.needs_input_grad[2] else None, log_mass, None, None
 
 
 balance_lanes.register_autograd(_differentiate, setup_context=_setup_context)
@@ -133,9 +142,11 @@ def _run(scores: Tensor, options: Options, tensors: dict[str, Tensor], *, backwa
     elements = layout.group_elements(n, m, options.iters, backward)
     unsafe = torch.zeros(batch, dtype=torch.int64)
     named = tensors | {
-        "scores": scores, "lam": options.lam, "omega": options.omega, "unsafe": unsafe,
+        "scores": scores, "lam": options.lam, "unsafe": unsafe,
         "log_mass": options.log_mass, "workspace": scores.new_empty(workers * elements),
     }  # fmt: skip
+    if options.omega is not None:
+        named["omega"] = options.omega
     # kept by name until the kernels are done: contiguous copies must outlive their addresses
     arrays = {field: tensor.contiguous() for field, tensor in named.items()}
     reals = np.array(
@@ -168,7 +179,7 @@ def _in_logs(scores: Tensor, options: Options, some: Tensor) -> tuple[Problem, T
         key_mask=None,
         sharpness=scores.new_ones(batch),
         lam=options.lam[some],
-        omega=options.omega[some],
+        omega=None if options.omega is None else options.omega[some],
         log_mass=options.log_mass[some],
         iters=options.iters,
         tol=options.tol,
@@ -192,7 +203,7 @@ def _differentiate_in_logs(
         value=torch.zeros(value.shape, dtype=value.dtype),
         sharpness=torch.zeros_like(problem.sharpness),
         lam=torch.zeros_like(problem.lam),
-        omega=torch.zeros_like(problem.omega),
+        omega=torch.zeros_like(problem.lam),
         log_mass=torch.zeros_like(problem.log_mass),
         mask=torch.zeros_like(plan_grad[some]),
     )

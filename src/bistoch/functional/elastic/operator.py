@@ -16,7 +16,7 @@ from bistoch.functional.elastic.problem import Problem, Solution, full_precision
 
 
 class History(NamedTuple):
-    """What iteration t leaves for the backward: its row potential f and its column totals.
+    """What iteration t leaves for the backward: its row potential f, column totals, and step.
 
     `LSE_i(S + f) = peak + log_total`, kept apart because their sum would round away the digits that
     make the columns of `exp(S + f - LSE)` sum to one.
@@ -25,6 +25,7 @@ class History(NamedTuple):
     row: Tensor  # (B, T, n)
     peak: Tensor  # (B, T, m)
     log_total: Tensor  # (B, T, m)
+    omega: Tensor  # (B, T)
 
 
 class Gradients(NamedTuple):
@@ -80,7 +81,7 @@ def register(
         query, key, value, *fields = inputs
         history = History(*results[5:])
         problem = Problem(query, key, *fields, history.row.shape[1], None)
-        differentiable = (query, key, value, *fields[4:])
+        differentiable = (query, key, value, *_of_problems(*fields[4:]))
         grads = _room(differentiable, problem.mask if mask_needs_grad else None, fills)
         with full_precision(query.device):
             backward(
@@ -99,12 +100,12 @@ def register(
         key_mask: Tensor | None,
         sharpness: Tensor,
         lam: Tensor,
-        omega: Tensor,
+        omega: Tensor | None,
         log_mass: Tensor,
         iters: int,
         tol: float | None,
         keep_history: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         return run_forward(
             query, key, value, mask, mask_index, query_mask, key_mask, sharpness, lam, omega,
             log_mass, iters, tol, keep_history,
@@ -130,7 +131,7 @@ def register(
         key_mask: Tensor | None,
         sharpness: Tensor,
         lam: Tensor,
-        omega: Tensor,
+        omega: Tensor | None,
         log_mass: Tensor,
         output: Tensor,
         row: Tensor,
@@ -140,6 +141,7 @@ def register(
         row_history: Tensor,
         peak_history: Tensor,
         log_total_history: Tensor,
+        omega_history: Tensor,
         mask_needs_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         inputs = (
@@ -148,14 +150,14 @@ def register(
         )  # fmt: skip
         results = (
             output, row, column, error, iterations, row_history, peak_history, log_total_history,
+            omega_history,
         )  # fmt: skip
         return run_backward(mask_needs_grad, (output_grad, row_grad, column_grad), inputs, results)
 
     @backward_op.register_fake
     def _(output_grad, row_grad, column_grad, query, key, value, *rest):
         mask, mask_needs_grad = rest[0], rest[-1]
-        sharpness, lam, omega, log_mass = rest[4:8]
-        differentiable = (query, key, value, sharpness, lam, omega, log_mass)
+        differentiable = (query, key, value, *_of_problems(*rest[4:8]))
         return tuple(_room(differentiable, mask if mask_needs_grad else None, fills))
 
     def setup_context(ctx, inputs, output) -> None:
@@ -163,11 +165,9 @@ def register(
         ctx.mark_non_differentiable(*output[3:])
 
     def differentiate(ctx, output_grad, row_grad, column_grad, *_):
-        mask_needs_grad = ctx.needs_input_grad[3]
+        needed = ctx.needs_input_grad
         arriving = (output_grad, row_grad, column_grad)
-        return _by_input(
-            backward_op(*arriving, *ctx.saved_tensors, mask_needs_grad), mask_needs_grad
-        )
+        return _by_input(backward_op(*arriving, *ctx.saved_tensors, needed[3]), needed)
 
     forward_op.register_autograd(differentiate, setup_context=setup_context)
 
@@ -183,12 +183,12 @@ def register(
         @staticmethod
         @once_differentiable
         def backward(ctx, output_grad, row_grad, column_grad, *_):
-            mask_needs_grad, saved = ctx.needs_input_grad[3], ctx.saved_tensors
+            needed, saved = ctx.needs_input_grad, ctx.saved_tensors
             if output_grad is None:
                 output_grad = torch.zeros_like(saved[INPUTS])
             arriving = (output_grad, row_grad, column_grad)
-            grads = run_backward(mask_needs_grad, arriving, saved[:INPUTS], saved[INPUTS:])
-            return _by_input(grads, mask_needs_grad)
+            grads = run_backward(needed[3], arriving, saved[:INPUTS], saved[INPUTS:])
+            return _by_input(grads, needed)
 
     def solve(problem: Problem, value: Tensor) -> Solution:
         query, key, *rest = problem
@@ -207,14 +207,21 @@ def register(
 INPUTS = 11
 
 
-def _by_input(grads: Sequence[Tensor], mask_needs_grad: bool) -> tuple[Tensor | None, ...]:
-    """Gradients in the order of the inputs of the operator."""
+def _by_input(grads: Sequence[Tensor], needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Gradients in the order of the inputs of the operator; none for a mask or omega without."""
     found = Gradients(*grads)
-    mask = found.mask if mask_needs_grad else None
+    mask, omega = found.mask if needed[3] else None, found.omega if needed[9] else None
     return (
         found.query, found.key, found.value, mask, None, None, None,
-        found.sharpness, found.lam, found.omega, found.log_mass, None, None, None,
+        found.sharpness, found.lam, omega, found.log_mass, None, None, None,
     )  # fmt: skip
+
+
+def _of_problems(
+    sharpness: Tensor, lam: Tensor, omega: Tensor | None, log_mass: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The options that gradients are made for; those of steps that were chosen go nowhere."""
+    return sharpness, lam, lam if omega is None else omega, log_mass
 
 
 def _is_plain(inputs: Iterable[Tensor]) -> bool:
@@ -254,7 +261,8 @@ def empty(
         iterations=query.new_empty(batch, dtype=torch.int64),
     )
     # an operator may not return one tensor twice, not even an empty one
-    shapes = ((kept, n), (kept, m), (kept, m)) if keep_history else ((0, 0),) * 3
+    shapes: tuple[tuple[int, ...], ...] = ((kept, n), (kept, m), (kept, m), (kept,))
+    shapes = shapes if keep_history else ((0, 0),) * 4
     return solution, History(*(query.new_empty(batch, *shape) for shape in shapes))
 
 

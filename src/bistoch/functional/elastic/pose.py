@@ -21,7 +21,7 @@ class Options(NamedTuple):
 
     lam: Option
     eps: Option
-    omega: Option
+    omega: Option | None
     iters: int
     tol: float | None
     mask: Mask | None
@@ -48,11 +48,14 @@ def pose(operator: str, batch: torch.Size, query: Tensor, key: Tensor, options: 
         _inputs.check_column_mass(operator, options.column_mass, (*batch, m), device)
     _inputs.check_lam(operator, options.lam, batch)
     _inputs.check_eps(operator, options.eps, batch)
-    _inputs.check_omega(operator, options.omega, batch)
+    if options.omega is not None:
+        _inputs.check_omega(operator, options.omega, batch)
     _inputs.check_count(operator, "iters", options.iters)
     _inputs.check_tol(operator, options.tol)
     _inputs.check_scale(operator, options.scale)
 
+    # steps are chosen from errors, and only a tolerance watches them
+    omega = 1.0 if options.omega is None and options.tol is None else options.omega
     query, key = flatten(query, batch), flatten(key, batch)
     scale = options.scale
     if scale is None:
@@ -67,7 +70,7 @@ def pose(operator: str, batch: torch.Size, query: Tensor, key: Tensor, options: 
         key_mask=key_mask,
         sharpness=per_problem(scale / options.eps, batch, query),
         lam=per_problem(options.lam, batch, query),
-        omega=per_problem(options.omega, batch, query),
+        omega=None if omega is None else per_problem(omega, batch, query),
         log_mass=_log_mass(options.column_mass, batch, query, key, query_mask, key_mask),
         iters=options.iters,
         tol=options.tol,

@@ -26,7 +26,8 @@ class Problem(NamedTuple):
     key_mask: Bool[Tensor, "B m"] | None
     sharpness: Float[Tensor, "B"]
     lam: Float[Tensor, "B"]
-    omega: Float[Tensor, "B"]
+    # None: every iteration chooses its own, from the errors that a tol has watched
+    omega: Float[Tensor, "B"] | None
     log_mass: Float[Tensor, "B m"]
     iters: int
     tol: float | None
@@ -70,6 +71,11 @@ def forbid(
     if query_mask is not None:
         scores = scores.masked_fill(~query_mask[:, :, None], -torch.inf)
     return scores
+
+
+def first_omega(problem: Problem) -> Float[Tensor, "B"]:
+    """The step of the first iteration: the plain one, if all steps are to be chosen."""
+    return torch.ones_like(problem.lam) if problem.omega is None else problem.omega
 
 
 def row_softmax(scores: Float[Tensor, "*B r m"]) -> Float[Tensor, "*B r m"]:

@@ -8,10 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bistoch.functional.elastic.pace import choose
 from bistoch.functional.elastic.problem import (
     Problem,
     Solution,
     dense_scores,
+    first_omega,
     row_softmax,
     spread,
 )
@@ -20,7 +22,8 @@ from bistoch.functional.elastic.problem import (
 def solve(problem: Problem, value: Float[Tensor, "B m e"]) -> Solution:
     """Iterate row and column steps, end on a row step, and apply the plan to the values."""
     scores = dense_scores(problem)
-    lam, omega = problem.lam[:, None], problem.omega[:, None]
+    lam, pace, live = problem.lam[:, None], None, live_columns(scores)
+    omega = first_omega(problem)
     column = torch.zeros_like(problem.log_mass)
     running = torch.ones_like(problem.lam, dtype=torch.bool)
     iterations = torch.zeros_like(problem.lam, dtype=torch.int64)
@@ -31,16 +34,19 @@ def solve(problem: Problem, value: Float[Tensor, "B m e"]) -> Solution:
         row = row_step(scores, column)
         residual = lam * column_step(scores, row, problem.log_mass) - column
         if problem.tol is not None:
-            running = running & (spread(residual, live_columns(scores)) > problem.tol)
+            error = spread(residual, live)
+            running = running & (error > problem.tol)
             if not torch.compiler.is_compiling() and not bool(running.any()):
                 break
-        column = torch.where(running[:, None], column + omega * residual, column)
+            if problem.omega is None:
+                pace = choose(residual, live, error, problem.lam, pace)
+                omega = pace.omega
+        column = torch.where(running[:, None], column + omega[:, None] * residual, column)
         iterations = iterations + running
 
     row = row_step(scores, column)
     residual = lam * column_step(scores, row, problem.log_mass) - column
     plan = row_softmax(scores + column[:, None, :])
-    live = live_columns(scores)
     return Solution(
         output=plan @ value,
         row=row.masked_fill((scores == -torch.inf).all(-1), -torch.inf),

@@ -1,8 +1,8 @@
 """The elastic operator in tiles of rows: portable torch with memory linear in n + m, both ways.
 
 Scores are computed again, tile by tile, in every pass; nothing of size n x m exists for all rows.
-The gradient is the exact one of the iterations that ran: the forward keeps the row potential f and
-the column totals of each, O(iters (n + m)), and `gradient.py` replays them.
+The gradient is the exact one of the iterations that ran: the forward keeps the row potential f, the
+column totals and the step of each, O(iters (n + m)), and `gradient.py` replays them.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,14 @@ from torch import Tensor
 
 from bistoch.functional.elastic.gradient import backward
 from bistoch.functional.elastic.operator import History, empty, register
-from bistoch.functional.elastic.problem import Problem, Solution, row_softmax, spread
+from bistoch.functional.elastic.pace import choose
+from bistoch.functional.elastic.problem import (
+    Problem,
+    Solution,
+    first_omega,
+    row_softmax,
+    spread,
+)
 from bistoch.functional.elastic.tiles import Part, parts
 
 
@@ -26,7 +33,8 @@ def forward(problem: Problem, value: Tensor, solution: Solution, history: Histor
 
 
 def _iterate(part: Part, history: History | None) -> tuple[Tensor, Tensor]:
-    problem = part.problem
+    problem, pace = part.problem, None
+    omega = first_omega(problem)
     column = torch.zeros_like(problem.log_mass)
     running = torch.ones_like(problem.lam, dtype=torch.bool)
     iterations = torch.zeros_like(problem.lam, dtype=torch.int64)
@@ -41,10 +49,16 @@ def _iterate(part: Part, history: History | None) -> tuple[Tensor, Tensor]:
             history.peak[:, t], history.log_total[:, t] = totals.peak, totals.log_total()
         residual = problem.lam[:, None] * totals.column_step(problem.log_mass) - column
         if problem.tol is not None:
-            running &= spread(residual, totals.live()) > problem.tol
+            error = spread(residual, totals.live())
+            running &= error > problem.tol
             if not running.any():
                 break
-        column = torch.where(running[:, None], column + problem.omega[:, None] * residual, column)
+            if problem.omega is None:
+                pace = choose(residual, totals.live(), error, problem.lam, pace)
+                omega = pace.omega
+        column = torch.where(running[:, None], column + omega[:, None] * residual, column)
+        if history is not None:
+            history.omega[:, t] = omega
         iterations += running
     return column, iterations
 

@@ -153,12 +153,12 @@ def _compute(truth: str, inputs: Sequence[Tensor], setting: Setting, backend: st
 
 
 def _limit(inputs: Sequence[Tensor], setting: Setting) -> Tensor:
-    """Where the iterations end; over-relaxed, since only the end matters."""
+    """Where the iterations end."""
     with warnings.catch_warnings():
         # near enough after so many: the distance asked for is far larger than what is left
         warnings.simplefilter("ignore", ConvergenceWarning)
         return elastic_attention(
-            *inputs, lam=setting.lam, omega=1.5, iters=1000, tol=LIMIT_ERROR, backend="streaming"
+            *inputs, lam=setting.lam, iters=1000, tol=LIMIT_ERROR, backend="streaming"
         )
 
 
