@@ -187,7 +187,7 @@ def register(
         refuse_tangents(name, inputs, 'choose backend="reference"')
         keep_history = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
         call: Callable[..., Any] = forward_op
-        if _is_plain(inputs):
+        if is_plain(inputs):
             call = Eager.apply if keep_history else run_forward
         return Solution(*call(query, key, value, *rest, keep_history)[:5])
 
@@ -208,7 +208,7 @@ def _by_input(grads: Sequence[Tensor], mask_needs_grad: bool) -> tuple[Tensor | 
     )  # fmt: skip
 
 
-def _is_plain(inputs: Iterable[Tensor]) -> bool:
+def is_plain(inputs: Iterable[Tensor]) -> bool:
     """Whether nobody but autograd watches this call: no compiler, transform, mode or subclass."""
     return not (
         torch.compiler.is_compiling()
