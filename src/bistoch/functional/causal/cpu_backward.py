@@ -63,7 +63,8 @@ def go_back(pointer, like):
 def go_back_head(job, index, space, worker, like):
     """The gradients of one head, a span of tiles at a time."""
     length = length_of(job, index)
-    for which in (BIAS, BIAS_GRAD, RECEIVED_GRAD, SUM_GRAD):
+    open_account(job, index, space, like)
+    for which in (BEFORE, BIAS_GRAD, RECEIVED_GRAD, SUM_GRAD):
         over_keys(job, space, which, like)[:] = like(0)
     # tiles between two accounts that are kept
     together = max(1, job.span * job.block // job.tile)
@@ -170,7 +171,7 @@ def leave_block(job, index, space, block, end, like):
         read_account(job, index, space, RECEIVED, block + 1, like)
         lam = vector(job.lam_at, job.batch, like)[index]
         vector(job.lam_grad_at, job.batch, like)[index] += weigh_back(
-            after[:stop], wanted, lam, bias_grad, received_grad, like
+            after, wanted, lam, bias_grad, received_grad, stop, like
         )
         open_back(
             after[start:end], wanted[start:end], received_grad[start:end], received_grad[end:stop],
@@ -178,7 +179,7 @@ def leave_block(job, index, space, block, end, like):
         )  # fmt: skip
     read_account(job, index, space, BEFORE, block, like)
     if end < length:
-        receive_back(before, after[:end], bias, received_grad, sums_grad, like)
+        receive_back(before, after, bias, received_grad, sums_grad, end, like)
     bias_grad[:] = like(0)
 
 

@@ -68,8 +68,9 @@ def attend_head(job, index, space, like):
 @jit
 def open_account(job, index, space, like):
     """The account of keys that no row has seen yet."""
-    for which in (BIAS, RECEIVED, WANTED, SUM):
+    for which in (BIAS, RECEIVED, SUM):
         over_keys(job, space, which, like)[:] = like(0)
+    over_keys(job, space, WANTED, like)[:] = prior_of(job, like)
     open_block(job, index, space, RECEIVED, 0, like)
 
 
@@ -85,7 +86,7 @@ def open_block(job, index, space, which, first, like):
         level, _ = level_of(received[last:first], wanted[last:first], like)
     open_keys(received[first:stop], wanted[first:stop], level, prior_of(job, like), like)
     bias = over_keys(job, space, BIAS, like)
-    weigh(received[:stop], wanted, lam, bias, like)
+    weigh(received, wanted, lam, bias, stop, like)
 
 
 @jit
@@ -178,8 +179,7 @@ def close_block(job, index, space, stop, strips, like):
     """Bring the account up to date after the last row before `stop`, and keep it if needed."""
     bias, sums = over_keys(job, space, BIAS, like), over_keys(job, space, SUM, like)
     received, wanted = over_keys(job, space, RECEIVED, like), over_keys(job, space, WANTED, like)
-    receive(received[:stop], sums, bias, like)
-    sums[:stop] = like(0)
+    receive(received, sums, bias, stop, like)
     if job.mask_kind == NO_MASK:
         harmonic_share(job, stop, wanted, like)
     block = stop // job.block

@@ -1,14 +1,10 @@
 """Loops over the rows of a strip, in whole vectors: where all time goes that is not a product."""
 
-import math
-
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import cgutils
-from numba.extending import intrinsic
 
+from bistoch.functional.causal.cpu_math import exponentials, largest, larger_vectors
 from bistoch.functional.elastic.cpu_head import vector
-from bistoch.functional.elastic.cpu_runtime import jit, larger, size_of
+from bistoch.functional.elastic.cpu_runtime import jit, size_of
 from bistoch.functional.elastic.cpu_vector import (
     add_vectors,
     lanes_of,
@@ -19,84 +15,6 @@ from bistoch.functional.elastic.cpu_vector import (
     store,
     total,
 )
-
-# x = k log 2 + r: one over log 2, log 2 in two parts, what makes a sum end in the digits of k, the
-# bits of a mantissa, the lowest x, and the polynomial of (exp(r) - 1 - r) / r^2, highest power first
-_FLOAT = (
-    1.4426950408889634, -0.693359375, 2.12194440e-4, 1.5 * 2**23, 23, -87.0,
-    (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
-     5.0000001201e-1),
-)  # fmt: skip
-_DOUBLE = (
-    1.4426950408889634, -0.693145751953125, -1.42860682030941723212e-6, 1.5 * 2**52, 52, -708.0,
-    tuple(1 / math.factorial(k) for k in range(13, 1, -1)),
-)  # fmt: skip
-
-
-@intrinsic
-def exponentials(typing, x):
-    """`exp` of every place, for x <= 0: exactly zero below the range of the dtype."""
-    bits = x.scalar.bitwidth
-    log2e, high, low, magic, mantissa, least, polynomial = _FLOAT if bits == 32 else _DOUBLE
-
-    def generate(context, builder, signature, arguments):
-        kind = context.get_value_type(x)
-        whole = ir.VectorType(ir.IntType(bits), x.lanes)
-        name = f"llvm.fma.v{x.lanes}f{bits}"
-        fma = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(kind, [kind] * 3), name
-        )
-
-        def number(value):
-            return ir.Constant(kind, [value] * x.lanes)
-
-        (value,) = arguments
-        # no flag of fast arithmetic here: k is what is left of a sum that is rounded on purpose
-        rounded = builder.call(fma, [value, number(log2e), number(magic)])
-        k = builder.fsub(rounded, number(magic))
-        r = builder.call(fma, [k, number(high), value])
-        r = builder.call(fma, [k, number(low), r])
-        p = number(polynomial[0])
-        for coefficient in polynomial[1:]:
-            p = builder.call(fma, [p, r, number(coefficient)])
-        p = builder.fadd(builder.call(fma, [p, builder.fmul(r, r), r]), number(1.0))
-        shift = ir.Constant(whole, [mantissa] * x.lanes)
-        exponent = builder.shl(builder.bitcast(rounded, whole), shift)
-        found = builder.bitcast(builder.add(builder.bitcast(p, whole), exponent), kind)
-        inside = builder.fcmp_ordered(">", value, number(least))
-        return builder.select(inside, found, number(0.0))
-
-    return x(x), generate
-
-
-@intrinsic
-def larger_vectors(typing, a, b):
-    """The larger of two, place by place."""
-
-    def generate(context, builder, signature, arguments):
-        above = builder.fcmp_ordered(">", *arguments, flags=("nnan", "nsz"))
-        return builder.select(above, *arguments)
-
-    return a(a, a), generate
-
-
-@intrinsic
-def place_of(typing, vector, place):
-    """One number of a vector."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.extract_element(*arguments)
-
-    return vector.scalar(vector, place), generate
-
-
-@jit
-def largest(vector, like):
-    """The largest number of a vector."""
-    found = place_of(vector, 0)
-    for place in range(1, lanes_of(like)):
-        found = larger(found, place_of(vector, place))
-    return found
 
 
 @jit
