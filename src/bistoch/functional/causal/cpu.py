@@ -53,14 +53,14 @@ class Layout(NamedTuple):
 def _layout(n: int, block: int, size: int, columns: int, backward: bool) -> Layout:
     job = _module("cpu_job")
     tile = min(job.tile_rows(block), max(n, 1))
-    span = job.kept_span(n, block, tile)
+    span = job.kept_span(n, block)
     stride = job.row_stride(n, size)
     return Layout(
         tile=tile,
         tiles=job.tile_count(n, block, tile),
         span=span,
         stride=stride,
-        history_stride=job.history_elements(n, block, span, columns),
+        history_stride=job.history_elements(n, block, columns),
         workspace_stride=job.workspace_elements(stride, tile, span, columns, backward, size),
     )
 
@@ -69,7 +69,9 @@ def room(inputs: Inputs, block: int, keep: bool) -> tuple[Tensor, Kept]:
     """Room for what the forward fills."""
     query, value = inputs.query, inputs.value
     (batch, n, _), e = query.shape, value.shape[2]
-    history = _layout_of(inputs, block, False).history_stride if keep else 0
+    columns = 1 if inputs.mask is None else 2
+    # not from the layout, which does not take the lengths that compilers leave open
+    history = _module("cpu_job").history_elements(n, block, columns) if keep else 0
     kept = Kept(*(query.new_empty(batch, size) for size in (n, n, history)))
     return query.new_empty(batch, n, e), kept
 

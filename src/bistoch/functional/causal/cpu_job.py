@@ -50,11 +50,11 @@ def tile_count(n: int, block: int, tile: int) -> int:
     return -(-n // block) * -(-block // tile)
 
 
-def kept_span(n: int, block: int, tile: int) -> int:
+def kept_span(n: int, block: int) -> int:
     """Blocks from one account that is kept to the next: one, or whole tiles."""
-    span = -(-(-(-n // block)) // KEPT)
-    together = max(1, tile // block)
-    return 1 if span == 1 else -(-span // together) * together
+    span = -(-n // (block * KEPT))
+    together = max(1, tile_rows(block) // block)
+    return 1 if span <= 1 else -(-span // together) * together
 
 
 def row_stride(n: int, size: int) -> int:
@@ -66,8 +66,9 @@ def row_stride(n: int, size: int) -> int:
     return one * (padded(n, size) // one | 1)
 
 
-def history_elements(n: int, block: int, span: int, columns: int) -> int:
+def history_elements(n: int, block: int, columns: int) -> int:
     """Numbers of all kept accounts of a head: each has as many keys as there were."""
+    span = kept_span(n, block)
     count = -(-n // (span * block))
     return columns * span * block * count * (count - 1) // 2
 

@@ -81,7 +81,7 @@ def causal_elastic_step(
         query_mask: True where a new token is real, (*b, n).
         key_mask: True where a token of the cache is real, (*b, m).
         lam, eps, block, prior, scale, backend: as for `causal_elastic_attention`, the same in every
-            step.
+            step; "cpu" has kernels for whole sequences, and streams steps.
 
     >>> import torch, bistoch
     >>> q, k, v = torch.randn(3, 2, 8, 10, 4).unbind()
@@ -99,7 +99,10 @@ def causal_elastic_step(
     length = 0 if state is None else state.length
     stop = length + query.shape[-2]
     _inputs.check_cache(operator, key.shape[-2], length, query.shape[-2])
-    run = RUN[choose_backend(operator, backend, BACKENDS, auto="streaming")]
+    # a few rows at a time leave nothing to gain for kernels
+    run = {**RUN, "cpu": RUN["streaming"]}[
+        choose_backend(operator, backend, BACKENDS, auto="streaming")
+    ]
     key, value = key[..., :stop, :], value[..., :stop, :]
     mask, key_mask = _up_to(mask, stop), _up_to(key_mask, stop)
     rule = Rule(lam, eps, block, prior, scale)

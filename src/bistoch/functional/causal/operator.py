@@ -17,10 +17,7 @@ def attend(stream: Stream) -> Float[Tensor, "B n e"]:
     What compilers and transforms see is the registered operator. A plain call in eager mode goes
     past the dispatcher, whose Python layers would cost more than a small problem.
     """
-    inputs = Inputs(
-        stream.query, stream.key, stream.value, stream.mask, stream.mask_index,
-        None if stream.real is None else stream.real.sum(-1), stream.sharpness, stream.lam,
-    )  # fmt: skip
+    inputs = inputs_of(stream)
     tensors = [tensor for tensor in inputs if tensor is not None]
     refuse_tangents("causal_elastic_attention", tensors, 'choose backend="reference"')
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
@@ -29,6 +26,14 @@ def attend(stream: Stream) -> Float[Tensor, "B n e"]:
     if keep:
         return _Eager.apply(*inputs, stream.prior, stream.block)
     return cpu.forward(inputs, stream.prior, stream.block, keep=False)[0]
+
+
+def inputs_of(stream: Stream) -> Inputs:
+    """What the kernels need of a stream."""
+    return Inputs(
+        stream.query, stream.key, stream.value, stream.mask, stream.mask_index,
+        None if stream.real is None else stream.real.sum(-1), stream.sharpness, stream.lam,
+    )  # fmt: skip
 
 
 @torch.library.custom_op("bistoch::causal_cpu", mutates_args=())
