@@ -139,7 +139,8 @@ def test_a_sink_that_outweighs_all_others():
     for one, other, best in zip(found, theirs, exact, strict=True):
         assert one.isfinite().all()
         error, their_error = ((x - best).square().mean().sqrt() for x in (one, other))
-        assert error <= 2 * their_error + 1e-6 * best.abs().max()
+        # gradients of the sink are as good as zero
+        assert error <= 2 * their_error + 1e-6 * best.abs().max().clamp_min(1e-6)
 
 
 @pytest.mark.parametrize("block", [1, 8, 64])
@@ -294,8 +295,7 @@ def train(n, batch=(), **options):
 
 @pytest.mark.parametrize("block", [16, 64])
 def test_memory_grows_linearly(block):
-    small, large = (allocated_by(train(n, block=block))[1] for n in (2048, 8192))
-    assert large <= 5 * small
-    # one float32 matrix of all scores would be 256 MiB
-    assert large < 32 * MIB
-    assert largest_allocation(train(2048, block=block)) < 4 * MIB
+    small, large = (allocated_by(train(n, block=block))[1] for n in (8192, 16384))
+    assert large <= 2.2 * small
+    # one float32 matrix of all scores would be 1 GiB
+    assert largest_allocation(train(16384, block=block)) < 12 * MIB

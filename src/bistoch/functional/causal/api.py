@@ -119,7 +119,14 @@ def causal_elastic_plan(
 def _fastest(stream: Stream) -> str:
     """What "auto" stands for: the kernels, where they can run and there is work enough for them."""
     heads, n = stream.query.shape[:2]
-    busy = 2 * heads >= torch.get_num_threads()
+    # a head is one thread's work
+    busy = 2 * heads >= _threads()
     if stream.query.device.type == "cpu" and HAS_NUMBA and busy and heads * n * n >= SMALL:
         return "cpu"
     return "streaming"
+
+
+# a number of the machine: nothing for a compiler to trace
+@torch.compiler.assume_constant_result
+def _threads() -> int:
+    return torch.get_num_threads()

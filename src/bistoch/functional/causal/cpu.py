@@ -72,7 +72,9 @@ def room(inputs: Inputs, block: int, keep: bool) -> tuple[Tensor, Kept]:
     columns = 1 if inputs.mask is None else 2
     # not from the layout, which does not take the lengths that compilers leave open
     history = _module("cpu_job").history_elements(n, block, columns) if keep else 0
-    kept = Kept(*(query.new_empty(batch, size) for size in (n, n, history)))
+    # shorter sequences leave some of it untouched
+    make = query.new_empty if inputs.length is None else query.new_zeros
+    kept = Kept(query.new_empty(batch, n), query.new_empty(batch, n), make(batch, history))
     return query.new_empty(batch, n, e), kept
 
 

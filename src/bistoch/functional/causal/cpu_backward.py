@@ -118,7 +118,7 @@ def read_account(job, index, space, which, block, like):
 def go_back_tile(job, index, space, worker, first, last, like):
     """The gradients that the rows of a tile bring."""
     n, d, e, size, one, zero = job.n, job.d, job.e, size_of(like), like(1), like(0)
-    rows, stride, step = last - first, job.stride, job.stride * size_of(like)
+    rows, stride = last - first, job.stride
     plan, grad = strip_at(job, space, 0, like), strip_at(job, space, 1, like)
     place, values = (index * n + first) * size, index * n * size
     write_scores(job, index, space, first, last, like)

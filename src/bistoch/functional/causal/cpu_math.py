@@ -10,7 +10,8 @@ from bistoch.functional.elastic.cpu_runtime import jit, larger
 from bistoch.functional.elastic.cpu_vector import lanes_of
 
 # x = k log 2 + r: one over log 2, log 2 in two parts, what makes a sum end in the digits of k, the
-# bits of a mantissa, the lowest x, and the polynomial of (exp(r) - 1 - r) / r^2, highest power first
+# bits of a mantissa, the lowest x, and the polynomial of (exp(r) - 1 - r) / r^2, highest power
+# first
 _FLOAT = (
     1.4426950408889634, -0.693359375, 2.12194440e-4, 1.5 * 2**23, 23, -87.0,
     (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,

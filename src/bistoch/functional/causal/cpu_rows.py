@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bistoch.functional.causal.cpu_math import exponentials, largest, larger_vectors
+from bistoch.functional.causal.cpu_math import exponentials, larger_vectors, largest
 from bistoch.functional.elastic.cpu_head import vector
 from bistoch.functional.elastic.cpu_runtime import jit, size_of
 from bistoch.functional.elastic.cpu_vector import (

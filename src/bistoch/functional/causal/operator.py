@@ -110,7 +110,19 @@ def _differentiate(ctx, output_grad, *_):
     mask_too = ctx.needs_input_grad[3]
     grads = causal_cpu_backward(output_grad, *ctx.saved_tensors, *ctx.rule, mask_too)
     query, key, value, mask, sharpness, lam = grads
-    return query, key, value, mask if mask_too else None, None, None, sharpness, lam, None, None, None
+    return (
+        query,
+        key,
+        value,
+        mask if mask_too else None,
+        None,
+        None,
+        sharpness,
+        lam,
+        None,
+        None,
+        None,
+    )
 
 
 causal_cpu.register_autograd(_differentiate, setup_context=_setup_context)
