@@ -36,6 +36,9 @@ def bench(
     operators: Annotated[
         bool, typer.Option("--operators", help="Time every operator with its default options.")
     ] = False,
+    causal: Annotated[
+        bool, typer.Option("--causal", help="Time causal balance over causal softmax.")
+    ] = False,
     flows: Annotated[
         bool, typer.Option("--flows", help="Time one heat step of a cloud beside other libraries.")
     ] = False,
@@ -52,7 +55,7 @@ def bench(
     with one_sentence():
         options = Options(
             n=tuple(n or ()), heads=heads, dim=dim, lam=lam, iters=iters, threads=threads,
-            rounds=rounds, backward=backward, quick=quick, operators=operators,
+            rounds=rounds, backward=backward, quick=quick, operators=operators, causal=causal,
         )  # fmt: skip
         out.mkdir(parents=True, exist_ok=True)
     if flows:

@@ -161,6 +161,20 @@ def test_the_verb_times_all_operators(tmp_path):
     assert (tmp_path / "operators.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_verb_times_causal_balance(tmp_path):
+    words = ("--causal", "--n", "8", "--n", "70", "--rounds", "1", "--heads", "1", "--dim", "4")
+    result = verb(*words, "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "is_causal=True" in result.output
+    results = json.loads((tmp_path / "causal.json").read_text())
+    measured = {cell["contender"] for cell in results["cells"] if cell["ratio"]}
+    assert measured == {"sdpa", "causal_elastic streaming", "causal_elastic cpu"}
+    assert {cell["proved_by"] for cell in results["cells"]} == {"reference in float64"}
+    assert (tmp_path / "causal.png").read_bytes().startswith(b"\x89PNG")
+    result = verb("--causal", "--operators")
+    assert "choose one of them" in result.output
+
+
 @pytest.mark.usefixtures("alone")
 def test_without_the_drawing_library_a_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

@@ -5,15 +5,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bistoch.functional import _inputs
-from bistoch.functional._backend import choose_backend
+from bistoch.functional._backend import HAS_NUMBA, choose_backend
 from bistoch.functional._inputs import Mask, Option
+from bistoch.functional.causal import operator as kernels
 from bistoch.functional.causal import reference, streaming
 from bistoch.functional.causal.pose import Rule, pose_stream, sort_real, unsort
-from bistoch.functional.causal.problem import cut, open_account
+from bistoch.functional.causal.problem import Stream, cut, open_account
 from bistoch.functional.elastic.problem import full_precision
 
-BACKENDS = ("reference", "streaming")
 RUN = {"reference": reference.run, "streaming": streaming.run}
+BACKENDS = (*RUN, "cpu")
+
+# pairs of tokens, over the whole batch, below which nobody should wait for kernels to compile
+SMALL = 1 << 16
 
 
 def causal_elastic_attention(
@@ -33,12 +37,14 @@ def causal_elastic_attention(
 ) -> Float[Tensor, "*b n e"]:
     """Attend causally, with keys balanced by what the rows of earlier blocks gave them.
 
-        P_i = softmax over j <= i of (S_ij + g_j),   g = 0 for keys of the block of row i
-        g_j = lam * log((H_j + prior) / (k_j + prior)),  from the rows of earlier blocks only
+        P_i = softmax over j <= i of (S_ij + g_j)
+        g_j = lam * log(H_j / k_j),  from the rows of earlier blocks only
 
     k_j is what these rows gave to key j, the bias they had seen taken out again; H_j is what
-    uniform causal attention would have given. Causal by itself, without a mask; `lam = 0` is causal
-    softmax exactly. Nothing of size n x n exists, forward or backward, but in the reference.
+    uniform causal attention would have given. Keys of the block of row i have no past: they share
+    the ratio that the keys of the block before had in theirs, or 1 if it was larger. Causal by
+    itself, without a mask; `lam = 0` is causal softmax exactly. Nothing of size n x n exists,
+    forward or backward, but in the reference.
 
     Args:
         query, key, value: tokens, as many queries as keys; the leading axes broadcast.
@@ -53,7 +59,8 @@ def causal_elastic_attention(
         query_mask, key_mask: True where the token is real. Query t and key t are one token here: a
             mask on either hides both, and blocks count real tokens only.
         scale: factor of the dot products, by default 1/sqrt(d).
-        backend: "auto", "reference" (dense, readable) or "streaming" (linear memory).
+        backend: "auto", "reference" (dense, readable), "streaming" (any device, linear memory) or
+            "cpu" (Numba kernels, linear memory, the price of causal softmax).
 
     >>> import torch, bistoch
     >>> q, k, v = torch.randn(3, 2, 8, 100, 4).unbind()
@@ -63,12 +70,15 @@ def causal_elastic_attention(
     operator = "causal_elastic_attention"
     batch = _inputs.check_tokens(operator, query, key, value)
     _inputs.check_square(operator, query, key, "query t and key t belong to the same moment")
-    run = RUN[choose_backend(operator, backend, BACKENDS, auto="streaming")]
     rule = Rule(lam, eps, block, prior, scale)
     with full_precision(query.device):
         stream = pose_stream(operator, batch, query, key, value, rule, mask, query_mask, key_mask)
+        chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(stream))
         stream, order = sort_real(stream)
-        result, _ = run(stream, open_account(stream.key), cut(query.shape[-2], block))
+        if chosen == "cpu":
+            result = kernels.attend(stream)
+        else:
+            result, _ = RUN[chosen](stream, open_account(stream), cut(query.shape[-2], block))
         result = unsort(result, order)
     return result.reshape(*batch, *result.shape[1:]).to(query.dtype)
 
@@ -104,3 +114,19 @@ def causal_elastic_plan(
         query, key, unit, lam=lam, eps=eps, block=block, prior=prior, mask=mask,
         query_mask=query_mask, key_mask=key_mask, scale=scale, backend=backend,
     )  # fmt: skip
+
+
+def _fastest(stream: Stream) -> str:
+    """What "auto" stands for: the kernels, where they can run and there is work enough for them."""
+    heads, n = stream.query.shape[:2]
+    # a head is one thread's work
+    busy = 2 * heads >= _threads()
+    if stream.query.device.type == "cpu" and HAS_NUMBA and busy and heads * n * n >= SMALL:
+        return "cpu"
+    return "streaming"
+
+
+# a number of the machine: nothing for a compiler to trace
+@torch.compiler.assume_constant_result
+def _threads() -> int:
+    return torch.get_num_threads()

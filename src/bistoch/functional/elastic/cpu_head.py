@@ -6,11 +6,11 @@ numbers, sizes and addresses, and every kernel opens the few arrays that it need
 
 import numpy as np
 from numba import from_dtype, types
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
 from bistoch.functional.elastic.cpu_array import matrix, part, start_of, vector
+from bistoch.functional.elastic.cpu_math import exponentials
 from bistoch.functional.elastic.cpu_runtime import (
-    OPTIONS,
     PLAIN,
     TRANSPOSED,
     address_of,
@@ -28,7 +28,6 @@ from bistoch.functional.elastic.cpu_runtime import (
 from bistoch.functional.elastic.cpu_vector import (
     BYTES,
     add_vectors,
-    exponentials,
     lanes_of,
     larger_vectors,
     largest,
@@ -309,55 +308,34 @@ def build_block(job, index, space, first, last, block, like):
         factor[i] = one / rest if rest > zero else zero
 
 
+@jit
 def exponentiate(row, bias):
-    """Turn scores into `exp(row + bias - max)`; return the maximum and the sum."""
-    raise NotImplementedError("only inside compiled kernels")
+    """Turn scores into `exp(row + bias - max)`; return the maximum and the sum.
 
-
-@overload(exponentiate, jit_options=OPTIONS)
-def _exponentiate(row, bias):
-    return exponentiate_64 if row.dtype == types.float64 else exponentiate_32
-
-
-def exponentiate_64(row, bias):
-    """One by one."""
-    m, highest, rest = len(row), -np.inf, 0.0
-    for j in range(m):
-        row[j] += bias[j]
-        highest = larger(highest, row[j])
-    if highest == -np.inf:
-        row[:] = rest
-        return rest, rest
-    for j in range(m):
-        row[j] = exponential(row[j] - highest)
-        rest += row[j]
-    return highest, rest
-
-
-def exponentiate_32(row, bias):
-    """In whole vectors, and what is left one by one."""
-    m, like, never = len(row), np.float32, np.float32(-np.inf)
-    even, wide = m - m % lanes_of(like), 4 * lanes_of(like)
-    at, bias_at = start_of(row), start_of(bias)
-    peaks = spread(never)
-    for j in range(0, 4 * even, wide):
+    In whole vectors, and what is left one by one.
+    """
+    m, like = len(row), row.dtype.type
+    never, zero, size = like(-np.inf), like(0), size_of(like)
+    even, wide = (m - m % lanes_of(like)) * size, lanes_of(like) * size
+    at, bias_at, peaks = start_of(row), start_of(bias), spread(never)
+    for j in range(0, even, wide):
         x = add_vectors(load(at + j, like), load(bias_at + j, like))
         store(at + j, x)
         peaks = larger_vectors(peaks, x)
     highest = largest(peaks)
-    for j in range(even, m):
+    for j in range(even // size, m):
         row[j] += bias[j]
         highest = larger(highest, row[j])
     if highest == never:
-        row[:] = like(0)
-        return like(0), like(0)
-    sums, shift = spread(like(0)), spread(-highest)
-    for j in range(0, 4 * even, wide):
+        row[:] = zero
+        return zero, zero
+    sums, shift = spread(zero), spread(-highest)
+    for j in range(0, even, wide):
         x = exponentials(add_vectors(load(at + j, like), shift))
         store(at + j, x)
         sums = add_vectors(sums, x)
     rest = total(sums)
-    for j in range(even, m):
+    for j in range(even // size, m):
         row[j] = exponential(row[j] - highest)
         rest += row[j]
     return highest, rest

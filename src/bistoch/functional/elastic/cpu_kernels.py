@@ -22,25 +22,26 @@ KINDS = {torch.float32: types.float32, torch.float64: types.float64}
 def phases(backward: bool, dtype: torch.dtype) -> dict[str, int]:
     """Where the kernels of the phases are, by the names that a job has for them."""
     kernels = BACKWARD if backward else FORWARD
-    return {f"{kernel.__name__}_body": _address(kernel, dtype) for kernel in kernels}
+    return {f"{kernel.__name__}_body": address(kernel, dtype) for kernel in kernels}
 
 
 @cache
 def leader(backward: bool, dtype: torch.dtype) -> int:
     """Where the kernel is that leads heads through their phases."""
-    return _address(differentiate if backward else solve, dtype)
+    return address(differentiate if backward else solve, dtype)
 
 
 @cache
 def plans(backward: bool, dtype: torch.dtype) -> int:
     """Where the kernel is for many small matrices."""
-    return _address(differentiate_plans if backward else make_plans, dtype)
+    return address(differentiate_plans if backward else make_plans, dtype)
 
 
 # compiled code lives as long as the object that made it
 _COMPILED: list = []
 
 
-def _address(kernel, dtype: torch.dtype) -> int:
+def address(kernel, dtype: torch.dtype) -> int:
+    """Compile a kernel for one kind of float; where it is."""
     _COMPILED.append(body(kernel, KINDS[dtype]))
     return _COMPILED[-1].address

@@ -6,15 +6,9 @@ its arrays overlap. On machines with shorter registers a vector is several of th
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 BYTES = 64
-# of exp(r) - 1 - r over r^2, for small r: Cody and Waite
-POLYNOMIAL = (
-    1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
-    5.0000001201e-1,
-)  # fmt: skip
 
 
 class Vector(types.Type):
@@ -33,18 +27,6 @@ class _VectorModel(models.PrimitiveModel):
 
 
 _KINDS = {scalar: Vector(scalar) for scalar in (types.float32, types.float64)}
-
-
-def _call(builder, name, *operands, **options):
-    """A function of LLVM that works place by place."""
-    kind = operands[0].type
-    bits = {ir.FloatType(): 32, ir.DoubleType(): 64}[kind.element]
-    function = cgutils.get_or_insert_function(
-        builder.module,
-        ir.FunctionType(kind, [kind] * len(operands)),
-        f"llvm.{name}.v{kind.count}f{bits}",
-    )
-    return builder.call(function, operands, **options)
 
 
 def _pointer(context, builder, kind, address):
@@ -126,37 +108,10 @@ def larger_vectors(typing, a, b):
     """The larger of two, place by place."""
 
     def generate(context, builder, signature, arguments):
-        return _call(builder, "maxnum", *arguments, fastmath=("nnan", "nsz"))
+        above = builder.fcmp_ordered(">", *arguments, flags=("nnan", "nsz"))
+        return builder.select(above, *arguments)
 
     return a(a, a), generate
-
-
-@intrinsic
-def exponentials(typing, vector):
-    """`exp` of floats of 32 bits, as `cpu_runtime.exponential` does it for one."""
-
-    def generate(context, builder, signature, arguments):
-        (x,) = arguments
-        kind, whole = x.type, ir.VectorType(ir.IntType(32), vector.lanes)
-
-        def number(value):
-            return ir.Constant(kind, [value] * vector.lanes)
-
-        def times_plus(a, b, c):
-            return _call(builder, "fma", a, b, c)
-
-        k = _call(builder, "floor", times_plus(x, number(1.4426950408889634), number(0.5)))
-        r = times_plus(k, number(2.12194440e-4), times_plus(k, number(-0.693359375), x))
-        p = number(POLYNOMIAL[0])
-        for coefficient in POLYNOMIAL[1:]:
-            p = times_plus(p, r, number(coefficient))
-        p = builder.fadd(times_plus(builder.fmul(p, r), r, r), number(1.0))
-        bias, places = (ir.Constant(whole, [value] * vector.lanes) for value in (127, 23))
-        power = builder.shl(builder.add(builder.fptosi(k, whole), bias), places)
-        result = builder.fmul(p, builder.bitcast(power, kind))
-        return builder.select(builder.fcmp_ordered(">", x, number(-87.0)), result, number(0.0))
-
-    return vector(vector), generate
 
 
 def _fold(builder, vector, part, join):

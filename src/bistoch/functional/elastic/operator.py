@@ -196,7 +196,7 @@ def register(
         refuse_tangents(name, inputs, 'choose backend="reference"')
         keep_history = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
         call: Callable[..., Any] = forward_op
-        if _is_plain(inputs):
+        if is_plain(inputs):
             call = Eager.apply if keep_history else run_forward
         return Solution(*call(query, key, value, *rest, keep_history)[:5])
 
@@ -224,7 +224,7 @@ def _of_problems(
     return sharpness, lam, lam if omega is None else omega, log_mass
 
 
-def _is_plain(inputs: Iterable[Tensor]) -> bool:
+def is_plain(inputs: Iterable[Tensor]) -> bool:
     """Whether nobody but autograd watches this call: no compiler, transform, mode or subclass."""
     return not (
         torch.compiler.is_compiling()

@@ -10,7 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bistoch.functional import OPERATORS, ConvergenceWarning, balance, elastic_attention
+from bistoch.functional import (
+    OPERATORS,
+    ConvergenceWarning,
+    balance,
+    causal_elastic_attention,
+    elastic_attention,
+)
 from bistoch.lab.bench.cases import Case, Direction, Setting
 
 # the largest error of an output or a gradient, as a share of the largest entry of the right answer
@@ -67,7 +73,7 @@ class Answers:
         self._folder = folder
 
     def get(self, case: Case, truth: str, setting: Setting, direction: Direction) -> Answer:
-        """The answer; `truth` is "softmax", "elastic", "limit", "balance", or as "hard plan"."""
+        """The answer; `truth` is that of a `Contender`, "elastic" or "hard plan" for example."""
         key = hashlib.sha256(repr((case, truth, setting, direction)).encode()).hexdigest()
         path = self._folder / f"{key[:24]}.pt"
         if path.exists():
@@ -147,6 +153,9 @@ def _compute(truth: str, inputs: Sequence[Tensor], setting: Setting, backend: st
         lam, iters = 0.0, 0
     elif truth == "limit":
         return _limit(inputs, setting)
+    elif truth.startswith("causal "):
+        lam = 0.0 if truth == "causal softmax" else 1.0
+        return causal_elastic_attention(*inputs, lam=lam, backend=backend)
     elif truth != "elastic":
         return OPERATORS[truth.removesuffix(PLAN)].plan(*inputs[:2]) @ inputs[2]
     return elastic_attention(*inputs, lam=lam, iters=iters, backend=backend)

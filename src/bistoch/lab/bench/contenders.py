@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bistoch.functional import OPERATORS, balance, elastic_attention
+from bistoch.functional import (
+    OPERATORS,
+    balance,
+    causal_elastic_attention,
+    elastic_attention,
+)
 from bistoch.lab.bench.cases import Direction, Setting
 
 SDPA, LOOP = "sdpa", "plain loop"
@@ -142,6 +147,37 @@ def operator_contenders() -> dict[str, Contender]:
             )
         )  # fmt: skip
     return {row.name: row for row in rows}
+
+
+def causal_contenders() -> dict[str, Contender]:
+    """Causal attention of torch, and causal balance by every backend that keeps no whole matrix.
+
+    >>> list(causal_contenders())
+    ['sdpa', 'causal_elastic streaming', 'causal_elastic cpu']
+    """
+    rows = [Contender(SDPA, _prepare_causal_sdpa, "causal softmax")]
+    for backend in OPERATORS["causal_elastic"].backends:
+        if backend != "reference":
+            name = f"causal_elastic {backend}"
+            rows.append(Contender(name, _causal_elastic(backend), "causal elastic"))
+    return {row.name: row for row in rows}
+
+
+def _prepare_causal_sdpa(task: Task) -> Calls:
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return scaled_dot_product_attention(query, key, value, is_causal=True)
+
+    return torch_calls(attend, task)
+
+
+def _causal_elastic(backend: str) -> Callable[[Task], Calls]:
+    def prepare(task: Task) -> Calls:
+        def attend(*inputs: Tensor) -> Tensor:
+            return causal_elastic_attention(*inputs, backend=backend)
+
+        return torch_calls(attend, task)
+
+    return prepare
 
 
 def _prepare_sdpa(task: Task) -> Calls:

@@ -22,6 +22,7 @@ from bistoch.lab.bench.contenders import (
     SDPA,
     attention_contenders,
     balance_contenders,
+    causal_contenders,
     operator_contenders,
 )
 from bistoch.lab.bench.measure import Entry, Pace
@@ -29,6 +30,7 @@ from bistoch.lab.bench.peers import PACKAGES, missing_packages, peer_contenders
 
 SIZES = (64, 256, 1024, 2048, 4096, 8192, 16384)
 QUICK_SIZES, OPERATOR_SIZES = (256, 1024), (64, 256, 1024)
+CAUSAL_SIZES = (512, 1024, 2048, 4096)
 SETTINGS = (Setting(1.0, 10), Setting(0.5, 5))
 SCOUT = OPERATOR_SIZES[0]
 # beyond this length one head by default, and nobody who keeps whole matrices
@@ -56,6 +58,7 @@ class Options:
     backward: bool = True
     quick: bool = False
     operators: bool = False
+    causal: bool = False
 
     def __post_init__(self) -> None:
         numbers = {
@@ -69,11 +72,13 @@ class Options:
             raise ValueError(f"bench: iters must not be negative, but it is {self.iters}")
         if self.lam is not None and not 0 <= self.lam <= 1:
             raise ValueError(f"bench: lam must be in [0, 1], but it is {self.lam}")
+        if self.operators and self.causal:
+            raise ValueError("bench: operators and causal are two runs; choose one of them")
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The lengths, from short to long: what is too slow at one is not tried at the next."""
-        usual = OPERATOR_SIZES if self.operators else SIZES
+        usual = OPERATOR_SIZES if self.operators else CAUSAL_SIZES if self.causal else SIZES
         sizes = tuple(sorted(set(self.n))) or (QUICK_SIZES if self.quick else usual)
         if self.operators and sizes[0] > SCOUT:
             # nothing is known of what an operator takes: a short sequence foretells the long ones
@@ -116,7 +121,7 @@ class Options:
             value = getattr(self, name)
             words += [] if value is None else [f"--{name} {value:g}"]
         words += [] if self.backward else ["--no-backward"]
-        words += [f"--{name}" for name in ("quick", "operators") if getattr(self, name)]
+        words += [f"--{name}" for name in ("quick", "operators", "causal") if getattr(self, name)]
         return " ".join(words)
 
     def configuration(self) -> dict[str, Any]:
@@ -125,8 +130,8 @@ class Options:
             "sizes": list(self.sizes), "heads": self.heads or 8, "dim": self.dim,
             "settings": [str(setting) for setting in self.settings],
             "threads": self.used_threads, "pace": list(self.pace), "backward": self.backward,
-            "quick": self.quick, "operators": self.operators, "dtype": "float32", "seed": SEED,
-            "heads given": self.heads is not None,
+            "quick": self.quick, "operators": self.operators, "causal": self.causal,
+            "dtype": "float32", "seed": SEED, "heads given": self.heads is not None,
         }  # fmt: skip
 
 
@@ -146,8 +151,9 @@ def plan(options: Options) -> list[Group]:
     >>> groups[0].case.name, groups[0].entries[0].contender.name
     ('n=64', 'sdpa')
     """
-    if options.operators:
-        everyone = tuple(Entry(row, Setting()) for row in operator_contenders().values())
+    if options.operators or options.causal:
+        rows = operator_contenders() if options.operators else causal_contenders()
+        everyone = tuple(Entry(row, Setting()) for row in rows.values())
         cases = [case for case in _sequences(options) if case.scores == "random"]
         return [Group(None, c, way, everyone) for c in cases for way in options.directions]
     groups = [

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from bistoch.lab.bench.answers import TOLERANCE, Answers
 from bistoch.lab.bench.cases import SCORES
+from bistoch.lab.bench.contenders import SDPA
 from bistoch.lab.bench.growth import exponent
 from bistoch.lab.bench.machine import (
     busy_warning,
@@ -86,17 +87,25 @@ def _open_store(options: Options, out: Path) -> Store:
     configuration = {**options.configuration(), "source": source_digest(), **identity}
     load = load_average()
     warning = busy_warning(load, 0, "at the start")
-    absent = [f"{name} is not installed: {how}" for name, how in missing_packages().items()]
     head = {
         "command": options.command(),
         "configuration": configuration,
         "machine": {**machine, "threads": options.used_threads, "load_average_at_start": load},
         "scores": SCORES,
         "tolerance": TOLERANCE,
-        "notes": [*([warning] if warning else []), *([] if options.operators else absent)],
+        "notes": [*([warning] if warning else []), *_remarks(options)],
     }
-    name = "operators.json" if options.operators else "bench.json"
-    return Store(out / name, head)
+    name = "operators" if options.operators else "causal" if options.causal else "bench"
+    return Store(out / f"{name}.json", head)
+
+
+def _remarks(options: Options) -> list[str]:
+    """What must be said beside the tables."""
+    if options.causal:
+        return [f"here {SDPA} is causal: it is called with is_causal=True"]
+    if options.operators:
+        return []
+    return [f"{name} is not installed: {how}" for name, how in missing_packages().items()]
 
 
 def _own(group: Group) -> Sequence[Entry]:

@@ -1,0 +1,149 @@
+"""The CPU kernels as a torch operator: opaque to compilers, known to autograd."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bistoch.functional.causal import cpu
+from bistoch.functional.causal.cpu import Inputs, Kept
+from bistoch.functional.causal.problem import Stream
+from bistoch.functional.elastic.operator import is_plain, refuse_tangents
+
+
+def attend(stream: Stream) -> Float[Tensor, "B n e"]:
+    """The rows of a whole sequence, whose real tokens come first.
+
+    What compilers and transforms see is the registered operator. A plain call in eager mode goes
+    past the dispatcher, whose Python layers would cost more than a small problem.
+    """
+    inputs = inputs_of(stream)
+    tensors = [tensor for tensor in inputs if tensor is not None]
+    refuse_tangents("causal_elastic_attention", tensors, 'choose backend="reference"')
+    keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if not is_plain(tensors):
+        return causal_cpu(*inputs, stream.prior, stream.block, keep)[0]
+    if keep:
+        return _Eager.apply(*inputs, stream.prior, stream.block)
+    return cpu.forward(inputs, stream.prior, stream.block, keep=False)[0]
+
+
+def inputs_of(stream: Stream) -> Inputs:
+    """What the kernels need of a stream."""
+    return Inputs(
+        stream.query, stream.key, stream.value, stream.mask, stream.mask_index,
+        None if stream.real is None else stream.real.sum(-1), stream.sharpness, stream.lam,
+    )  # fmt: skip
+
+
+@torch.library.custom_op("bistoch::causal_cpu", mutates_args=())
+def causal_cpu(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    mask_index: Tensor | None,
+    length: Tensor | None,
+    sharpness: Tensor,
+    lam: Tensor,
+    prior: float,
+    block: int,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The result, and what its backward needs if it is to be kept."""
+    inputs = Inputs(query, key, value, mask, mask_index, length, sharpness, lam)
+    output, kept = cpu.forward(inputs, prior, block, keep)
+    return output, *kept
+
+
+@causal_cpu.register_fake
+def _(query, key, value, mask, mask_index, length, sharpness, lam, prior, block, keep):
+    inputs = Inputs(query, key, value, mask, mask_index, length, sharpness, lam)
+    output, kept = cpu.room(inputs, block, keep)
+    return output, *kept
+
+
+@torch.library.custom_op("bistoch::causal_cpu_backward", mutates_args=())
+def causal_cpu_backward(
+    output_grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    mask_index: Tensor | None,
+    length: Tensor | None,
+    sharpness: Tensor,
+    lam: Tensor,
+    shift: Tensor,
+    factor: Tensor,
+    history: Tensor,
+    prior: float,
+    block: int,
+    mask_too: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of query, key, value, mask (empty if nobody asked), sharpness and lam."""
+    inputs = Inputs(query, key, value, mask, mask_index, length, sharpness, lam)
+    kept = Kept(shift, factor, history)
+    found = cpu.backward(output_grad, inputs, kept, prior, block, mask_too)
+    mask_grad = query.new_empty(0) if found.mask is None else found.mask
+    return found.query, found.key, found.value, mask_grad, found.sharpness, found.lam
+
+
+@causal_cpu_backward.register_fake
+def _(output_grad, query, key, value, mask, mask_index, length, sharpness, lam, *rest):
+    grads = [_dense_like(tensor) for tensor in (query, key, value)]
+    mask_grad = _dense_like(mask) if rest[-1] else query.new_empty(0)
+    return (*grads, mask_grad, _dense_like(sharpness), _dense_like(lam))
+
+
+def _dense_like(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs[:8], *output[1:])
+    ctx.rule = inputs[8:10]
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _differentiate(ctx, output_grad, *_):
+    mask_too = ctx.needs_input_grad[3]
+    grads = causal_cpu_backward(output_grad, *ctx.saved_tensors, *ctx.rule, mask_too)
+    query, key, value, mask, sharpness, lam = grads
+    return (
+        query,
+        key,
+        value,
+        mask if mask_too else None,
+        None,
+        None,
+        sharpness,
+        lam,
+        None,
+        None,
+        None,
+    )
+
+
+causal_cpu.register_autograd(_differentiate, setup_context=_setup_context)
+
+
+class _Eager(torch.autograd.Function):
+    """The same without the dispatcher."""
+
+    @staticmethod
+    def forward(ctx, *arguments):
+        *inputs, prior, block = arguments
+        output, kept = cpu.forward(Inputs(*inputs), prior, block, keep=True)
+        ctx.save_for_backward(*inputs, *kept)
+        ctx.rule = prior, block
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, output_grad):
+        saved = ctx.saved_tensors
+        found = cpu.backward(
+            output_grad, Inputs(*saved[:8]), Kept(*saved[8:]), *ctx.rule, ctx.needs_input_grad[3]
+        )
+        return *found, None, None
