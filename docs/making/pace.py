@@ -34,14 +34,15 @@ def pace_gradient() -> None:
     """How far gradients of problems that stopped are from those of the limit, plain and chosen."""
     rows = []
     for name, scores in random_scores():
-        weight = torch.randn(scores[0].shape, generator=seeded(1), dtype=torch.float64)
+        some = scores[0][:4]
+        weight = torch.randn(some.shape, generator=seeded(1), dtype=torch.float64)
         for lam in (1.0, 0.9):
-            wanted = plan_gradient(scores[0], weight, lam, 1e-9, None)
+            wanted = plan_gradient(some, weight, lam, 1e-9, None)
             row = [name if lam == 1 else "", f"{lam:g}"]
             for tol in TOLS[:3]:
                 gaps = []
                 for omega in (1.0, None):
-                    gap = plan_gradient(scores[0], weight, lam, tol, omega) - wanted
+                    gap = plan_gradient(some, weight, lam, tol, omega) - wanted
                     gaps.append((gap.flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1)).mean())
                 row.append(" / ".join(f"{gap:.1e}" for gap in gaps))
             rows.append(row)
@@ -56,7 +57,7 @@ def plan_gradient(
     leaf = scores.clone().requires_grad_()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", bistoch.ConvergenceWarning)
-        plan = bistoch.balance(leaf, lam=lam, tol=tol, omega=omega, iters=500, backend="streaming")
+        plan = bistoch.balance(leaf, lam=lam, tol=tol, omega=omega, iters=500, backend="cpu")
     (grad,) = torch.autograd.grad((plan * weight).sum(), leaf)
     return grad
 
@@ -93,7 +94,8 @@ def random_scores() -> Iterator[tuple[str, list[Tensor]]]:
 def real_scores() -> Iterator[tuple[str, list[Tensor]]]:
     """The 72 heads of a trained sentence encoder, reading news and one long review."""
     news, reviews = load("agnews").x_test[:6], load("imdb").x_test
-    long = next(text for text in reviews if len(text) > 1400)
+    # the encoder reads up to 512 tokens
+    long = next(text for text in reviews if len(text) > 1400)[:1200]
     subject = load_subject(model_name(), [long])
     model, transformers = subject.model.double(), import_transformers()
 
