@@ -234,7 +234,7 @@ def train(n, batch=(), **options):
     q, k, v = (torch.randn(*batch, n, 4, requires_grad=True) for _ in range(3))
 
     def step():
-        bistoch.causal_elastic_attention(q, k, v, **options).sum().backward()
+        bistoch.causal_elastic_attention(q, k, v, backend="streaming", **options).sum().backward()
 
     return allocated_by(step)[1]
 
