@@ -164,8 +164,8 @@ def causal_contenders() -> dict[str, Contender]:
 
 
 def _prepare_causal_sdpa(task: Task) -> Calls:
-    def attend(*inputs: Tensor) -> Tensor:
-        return scaled_dot_product_attention(*inputs, is_causal=True)
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return scaled_dot_product_attention(query, key, value, is_causal=True)
 
     return torch_calls(attend, task)
 
