@@ -296,6 +296,7 @@ def train(n, batch=(), **options):
 @pytest.mark.parametrize("block", [16, 32])
 def test_memory_grows_linearly(block):
     small, large = (allocated_by(train(n, block=block))[1] for n in (4096, 8192))
-    assert large <= 2.2 * small
+    # kept accounts become as many as they may be; a matrix would make it four times as much
+    assert large <= 2.5 * small
     # one float32 matrix of all scores would be 256 MiB
     assert largest_allocation(train(8192, block=block)) < 8 * MIB
