@@ -13,7 +13,7 @@ from bistoch.lab.data.own_text import read_texts
 from bistoch.lab.data.packed import read_arrays, read_bytes, read_text
 from bistoch.lab.data.read_images import decode
 from bistoch.lab.text import Vocabulary
-from bistoch.lab.train.classify import encode_arrays
+from bistoch.lab.train.classify import draw_points, encode_arrays
 from bistoch.lab.train.sentences import encode_text, pad
 from bistoch.lab.train.setup import Restored
 
@@ -137,6 +137,8 @@ def _fit_sample(name: str, sample: np.ndarray, run: Restored) -> np.ndarray:
                 f"predict: {name} must be finite points (p, {wanted}), but its shape is "
                 f"{sample.shape}"
             )
+        length = run.config["facts"].get("length")
+        sample = sample if length is None else draw_points(sample, length)
         return sample.astype(np.float32)
     if sample.ndim != 1 or not np.issubdtype(sample.dtype, np.integer):
         raise DataError(
