@@ -87,10 +87,12 @@ def test_train_eval_and_predict_pictures(pictures, tmp_path):
     # a picture of another size, a folder without any, a file that is not there
     Image.fromarray(np.zeros((7, 5), np.uint8)).save(tmp_path / "large.png")
     (tmp_path / "none").mkdir()
+    (tmp_path / "words.csv").write_text("text")
     for path, sentence in (
         (tmp_path / "large.png", "must be a uint8 picture of 6 x 5 (height x width)"),
         (tmp_path / "none", "were looked for in"),
         (tmp_path / "nowhere.png", "does not exist"),
+        (tmp_path / "words.csv", "words.csv is cut or damaged, or not a picture (its kind is"),
     ):
         refused = run("predict", out, path)
         assert refused.exit_code == 2
@@ -137,6 +139,12 @@ def test_points_are_labelled(tmp_path):
     np.savez(tmp_path / "clouds.npz", x=np.random.default_rng(0).normal(size=(3, 11, 3)))
     result = run("predict", tmp_path / "run", tmp_path / "clouds.npz")
     assert len(result.stdout.splitlines()) == 4
+    # clouds of different sizes in one call are as each alone
+    np.save(tmp_path / "larger.npy", np.random.default_rng(1).normal(size=(2, 13, 3)))
+    both = run("predict", tmp_path / "run", tmp_path / "clouds.npz", tmp_path / "larger.npy")
+    assert both.exit_code == 0, both.stderr
+    alone = run("predict", tmp_path / "run", tmp_path / "larger.npy").stdout.splitlines()
+    assert both.stdout.splitlines() == [*result.stdout.splitlines(), *alone[1:]]
 
 
 def test_a_part_of_every_cloud_is_read(tmp_path):

@@ -30,7 +30,7 @@ def run_compare(
     tensorboard: bool = True,
     notes: Sequence[str] = (),
 ) -> Path:
-    """Train what is missing, and write report.html, report.md and report.json; the path of the first.
+    """Train what is missing, write report.html, report.md and report.json; the path of the first.
 
     Args:
         comparison: what is compared.
