@@ -170,6 +170,8 @@ def _protocol(found: Found) -> list[tuple[str, str]]:
     comparison = found.comparison
     facts = {"data": comparison.data, "model": comparison.model, "seeds": comparison.seeds}
     whole = next((row.cells[0] for row in found.rows if row.cells), None)
+    if (length := found.task.facts.get("length")) is not None:
+        facts["length"] = length
     facts |= asdict(comparison.recipe)
     if len(comparison.rates) > 1:
         facts["rate"] = f"the best of {comparison.rates} by valid score, on the first seed"
