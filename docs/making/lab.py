@@ -48,7 +48,7 @@ def lab_scores() -> None:
     figure = Figure(figsize=(8.0, 0.34 * sum(counts) + 1.9), layout="constrained")
     panels = figure.subplots(len(records), 1, height_ratios=counts)
     for axes, (name, record) in zip(panels, records.items(), strict=True):
-        for place, (operator, runs) in enumerate(by_operator(record).items()):
+        for place, runs in enumerate(by_operator(record).values()):
             scores = [100 * run["test"]["accuracy"] for run in runs]
             colour = PALETTE[place % len(PALETTE)]
             axes.plot(scores, [place] * len(scores), "o", color=colour, markersize=5, alpha=0.6)

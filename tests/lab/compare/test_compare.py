@@ -12,7 +12,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bistoch.cli import app
-from bistoch.lab.compare import Comparison, cells, live, look, page, run_compare, summary
+from bistoch.lab.compare import (
+    Comparison,
+    cells,
+    examples,
+    live,
+    look,
+    page,
+    run_compare,
+    summary,
+)
+from bistoch.lab.compare.draw import draw_clouds
 from bistoch.lab.compare.plan import cell_folder
 from bistoch.lab.reproduce import STUDIES, Settings, qdsformer
 from bistoch.lab.train import Moment, Recipe, Setup, new_model, open_task
@@ -326,3 +336,25 @@ def test_clouds_read_to_another_length_are_other_runs(tmp_path):
     setup = Setup("shapes", "set_transformer")
     tasks = [open_task("shapes", length=n) for n in (11, 13, None)]
     assert len({cell_folder(tmp_path, setup, task) for task in tasks}) == 3
+
+
+def test_clouds_are_coloured_by_what_their_points_receive(tmp_path, monkeypatch):
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(30, 11, 3)), np.arange(30) % 2
+    np.savez(tmp_path / "mine.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:])
+    drawn = []
+    monkeypatch.setattr(examples, "draw_clouds", lambda *a: drawn.append(a) or draw_clouds(*a))
+    model = "set_transformer(depth=1, dim=8, heads=2, inducing=3)"
+    operators = ("softmax", "sinkhorn(iters=50)")
+    comparison = Comparison(str(tmp_path / "mine.npz"), model, operators, (0,), Recipe(epochs=1))
+    path = run_compare(comparison, tmp_path / "out", QUIET, command="", length=7)
+    assert "receive in the layer blocks.0.collect" in path.read_text(encoding="utf-8")
+    ((clouds, titles, loads),) = drawn
+    assert [cloud.shape for cloud in clouds] == [(7, 3), (7, 3)]
+    assert titles == ["0", "1"]
+    # a balanced plan gives every point its share, softmax does not
+    assert all(np.abs(one - 1).max() < 1e-3 for one in loads["sinkhorn(iters=50)"])
+    assert all(np.abs(one - 1).max() > 1e-3 for one in loads["softmax"])
+    assert all(one.mean() == pytest.approx(1, abs=1e-5) for one in loads["softmax"])
+    record = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    assert record["length"] == 7
