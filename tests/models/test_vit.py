@@ -90,7 +90,7 @@ def test_blocks_do_not_share_an_injected_module():
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"patch": (4, 5)}, r"patches must fill the image, but image is \(6, 10\) .*\(4, 5\)"),
+        ({"patch": (4, 5)}, r"but image is \(6, 10\) .*\(4, 5\); use for example patch=\(3, 5\)"),
         ({"patch": 3}, "patch is 3; a stripe"),
         ({"heads": 3}, "dim must be divisible by heads"),
         ({"pool": "max"}, "pool must be one of 'cls', 'mean'"),

@@ -68,8 +68,9 @@ def compare(
 ) -> None:
     """Train the same model with several operators on equal terms, and write a report.
 
-    Ends with report.html, one file that needs nothing else, and report.md. A stopped comparison
-    goes on when the same words are given again; runs that are finished are not trained again.
+    Ends with report.html, one file that needs nothing else, report.md, and report.json with every
+    number. A stopped comparison goes on when the same words are given again; runs that are finished
+    are not trained again.
     """
     from bistoch.lab.compare import USUAL, Comparison, run_compare
     from bistoch.lab.train import Recipe

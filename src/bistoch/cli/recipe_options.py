@@ -67,7 +67,10 @@ PrecisionName = Annotated[
 ]
 Length = Annotated[
     int | None,
-    typer.Option(min=1, help="Words read of a text, or characters of a window of running text."),
+    typer.Option(
+        min=1,
+        help="Words read of a text, characters of a window of running text, or points of a cloud.",
+    ),
 ]
 Data = Annotated[str, typer.Option(help="A name of `bistoch data list`, or a path of yours.")]
 Model = Annotated[

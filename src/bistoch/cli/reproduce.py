@@ -22,6 +22,12 @@ def reproduce(
             min=0, help="Seed; repeat for several.", show_default="the study's, or 0 if smoke"
         ),
     ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Epochs of a study that trains by epochs.", show_default="the study's"
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path(
         "reproduce-results"
     ),
@@ -41,6 +47,8 @@ def reproduce(
     with one_sentence():
         study = study_of(name)
         seeds = tuple(seed) if seed else (0,) if smoke else study.seeds
+        if epochs is not None and study.epochs is None:
+            raise ValueError(f"reproduce: {name} does not train by epochs; leave --epochs out")
         out.mkdir(parents=True, exist_ok=True)
-        settings = Settings(out=out, seeds=seeds, smoke=smoke)
+        settings = Settings(out=out, seeds=seeds, smoke=smoke, epochs=epochs)
         study.run(settings, console)

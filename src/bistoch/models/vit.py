@@ -46,8 +46,8 @@ class ViTConfig:
         if not _fits(self.image, self.patch):
             raise ValueError(
                 "ViT: image and patch must be (height, width), and patches must fill the image, "
-                f"but image is {self.image} and patch is {self.patch}; a stripe of four rows is "
-                "for example patch=(4, 28)"
+                f"but image is {self.image} and patch is {self.patch}"
+                f"{_nearest_patch(self.image, self.patch)}"
             )
 
     @property
@@ -129,11 +129,29 @@ class ViT(nn.Module):
         return x.transpose(2, 3).flatten(3).flatten(1, 2).flatten(2)
 
 
-def _fits(image: tuple[int, int], patch: tuple[int, int]) -> bool:
-    pairs = all(
+def _are_sizes(*sizes: object) -> bool:
+    return all(
         isinstance(size, tuple) and len(size) == 2 and all(isinstance(n, int) for n in size)
-        for size in (image, patch)
+        for size in sizes
     )
-    return pairs and all(
+
+
+def _nearest_patch(image: tuple[int, int], patch: tuple[int, int]) -> str:
+    """The patch that fits and is most like the one asked for, in words.
+
+    >>> _nearest_patch((30, 31), (4, 4))
+    '; use for example patch=(3, 1)'
+    """
+    if not _are_sizes(image, patch) or min(image) < 1:
+        return "; a stripe of four rows is for example patch=(4, 28)"
+    near = tuple(
+        min((n for n in range(1, large + 1) if large % n == 0), key=lambda n: abs(n - small))
+        for large, small in zip(image, patch, strict=True)
+    )
+    return f"; use for example patch={near}"
+
+
+def _fits(image: tuple[int, int], patch: tuple[int, int]) -> bool:
+    return _are_sizes(image, patch) and all(
         0 < small <= large and large % small == 0 for large, small in zip(image, patch, strict=True)
     )

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from datetime import datetime
 
 import numpy as np
 import pytest
@@ -11,7 +12,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bistoch.cli import app
-from bistoch.lab.compare import Comparison, cells, live, look, run_compare, summary
+from bistoch.lab.compare import (
+    Comparison,
+    cells,
+    examples,
+    live,
+    look,
+    page,
+    run_compare,
+    summary,
+)
+from bistoch.lab.compare.draw import draw_clouds
 from bistoch.lab.compare.plan import cell_folder
 from bistoch.lab.reproduce import STUDIES, Settings, qdsformer
 from bistoch.lab.train import Moment, Recipe, Setup, new_model, open_task
@@ -42,7 +53,7 @@ def pictures(tmp_path):
     return str(path)
 
 
-def test_a_comparison_ends_with_two_reports(pictures, tmp_path):
+def test_a_comparison_ends_with_reports(pictures, tmp_path):
     operators = ("softmax", "elastic(lam=0.5, learn='head')")
     result = run("compare", *operators, "--data", pictures, "--model", MODEL, "--seeds", 2,
                  "--epochs", 2, "--batch", 8, "--rate", 0.01, "--out",
@@ -66,6 +77,27 @@ def test_a_comparison_ends_with_two_reports(pictures, tmp_path):
     assert len(found) == 4
     accuracies = [cell["test"]["accuracy"] for cell in found if not cell["attention"]["lam"]]
     assert f"| softmax | {summary.spread(accuracies, 100)} |" in text
+    # the same numbers, to be kept
+    record = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    assert [(one["operator"], one["seed"]) for one in record["runs"]] == [
+        (operator, seed) for operator in operators for seed in (0, 1)
+    ]
+    assert [one["test"]["accuracy"] for one in record["runs"][:2]] == accuracies
+    assert record["samples"] == {"train": 30, "valid": 0, "test": 20}
+    assert record["comparison"]["recipe"]["epochs"] == 2
+    assert set(record["times"]["seconds"]) == set(operators)
+    assert {"processor", "cores", "versions"} < set(record["machine"])
+    assert datetime.fromisoformat(record["date"])
+
+
+def test_doubtful_times_are_called_so(pictures, tmp_path):
+    comparison = Comparison(pictures, MODEL, ("softmax",), (0,), RECIPE)
+    task = open_task(pictures)
+    times = cells.time_once(comparison, task, tmp_path)
+    assert times["others"] is None or 0 <= times["others"] <= 1
+    for others, doubtful in ((0.5, True), (0.01, False), (None, False)):
+        found = page.Found(comparison, task, [], {**times, "others": others}, "")
+        assert ("50% of the cores" in page._caption(found)) == doubtful
 
 
 def test_finished_cells_are_not_trained_again_and_missing_ones_are(pictures, tmp_path, monkeypatch):
@@ -258,10 +290,37 @@ def test_the_study_compares_with_what_is_published():
     assert lines[1][-1] == "+1.0"
     assert (
         f"Best of ours is {balanced}, +1.50 points over our softmax, which is more"
-        in (qdsformer._notes(rows, smoke=False)[-1])
+        in (qdsformer._notes(rows, qdsformer.RECIPE, smoke=False)[-1])
     )
     rows[1] = row(balanced, 0.88, 0.895, 0.886)
-    assert "which is no more" in qdsformer._notes(rows, smoke=False)[-1]
+    notes = qdsformer._notes(rows, qdsformer.RECIPE, smoke=False)
+    assert "which is no more" in notes[-1]
+    assert "loosely" not in " ".join(notes)
+    shorter = " ".join(qdsformer._notes(rows, qdsformer.recipe_of(12), smoke=False))
+    assert "12 epochs with a tenth of the rate from epoch 7 and 11 on, not for 50" in shorter
+
+
+@pytest.mark.parametrize("epochs", range(1, 51))
+def test_a_shorter_study_falls_at_the_same_shares(epochs):
+    recipe = qdsformer.recipe_of(epochs)
+    assert recipe.epochs == epochs
+    assert all(1 < decay <= epochs for decay in recipe.decays)
+    if epochs >= 5:
+        shares = [decay / epochs for decay in recipe.decays]
+        assert shares == pytest.approx([31 / 50, 45 / 50], abs=0.5 / epochs + 1e-9)
+
+
+def test_epochs_belong_to_studies_that_have_them(tmp_path):
+    for words, sentence in (
+        (("sinks", "--epochs", 3), "sinks does not train by epochs"),
+        (("qdsformer-fashion", "--smoke", "--epochs", 3), "a smoke run has epochs of its own"),
+    ):
+        refused = run("reproduce", *words, "--out", tmp_path)
+        assert refused.exit_code == 2
+        assert sentence in refused.stderr
+    settings = Settings(out=tmp_path, seeds=(0,), epochs=3)
+    assert qdsformer.comparison_of(settings).recipe.epochs == 3
+    assert settings.command("x") == "bistoch reproduce x --seed 0 --epochs 3"
 
 
 def test_texts_read_to_another_length_are_other_runs(tmp_path):
@@ -271,3 +330,31 @@ def test_texts_read_to_another_length_are_other_runs(tmp_path):
     setup = Setup(str(path), "text_small")
     folders = {cell_folder(tmp_path, setup, open_task(str(path), length=n)) for n in (2, 3, None)}
     assert len(folders) == 3
+
+
+def test_clouds_read_to_another_length_are_other_runs(tmp_path):
+    setup = Setup("shapes", "set_transformer")
+    tasks = [open_task("shapes", length=n) for n in (11, 13, None)]
+    assert len({cell_folder(tmp_path, setup, task) for task in tasks}) == 3
+
+
+def test_clouds_are_coloured_by_what_their_points_receive(tmp_path, monkeypatch):
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(30, 11, 3)), np.arange(30) % 2
+    np.savez(tmp_path / "mine.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:])
+    drawn = []
+    monkeypatch.setattr(examples, "draw_clouds", lambda *a: drawn.append(a) or draw_clouds(*a))
+    model = "set_transformer(depth=1, dim=8, heads=2, inducing=3)"
+    operators = ("softmax", "sinkhorn(iters=50)")
+    comparison = Comparison(str(tmp_path / "mine.npz"), model, operators, (0,), Recipe(epochs=1))
+    path = run_compare(comparison, tmp_path / "out", QUIET, command="", length=7)
+    assert "receive in the layer blocks.0.collect" in path.read_text(encoding="utf-8")
+    ((clouds, titles, loads),) = drawn
+    assert [cloud.shape for cloud in clouds] == [(7, 3), (7, 3)]
+    assert titles == ["0", "1"]
+    # a balanced plan gives every point its share, softmax does not
+    assert all(np.abs(one - 1).max() < 1e-3 for one in loads["sinkhorn(iters=50)"])
+    assert all(np.abs(one - 1).max() > 1e-3 for one in loads["softmax"])
+    assert all(one.mean() == pytest.approx(1, abs=1e-5) for one in loads["softmax"])
+    record = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    assert record["length"] == 7

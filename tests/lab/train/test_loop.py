@@ -155,6 +155,20 @@ def test_a_loss_that_is_no_number_is_diagnosed(small, tmp_path):
     assert "lower the learning rate" in words
 
 
+def test_weights_spoiled_by_the_last_step_are_diagnosed(small, tmp_path):
+    # one batch and one epoch: no later step would notice
+    recipe = Recipe(
+        epochs=1, batch=37, rate=1e38, optimizer="sgd", schedule="constant", clip=None, warmup=0.0
+    )
+    model = small.Noisy()
+    model.head.weight.register_hook(lambda gradient: gradient * 1e6)
+    with pytest.raises(DivergedError) as caught:
+        fit(model, small.make_task(), recipe, folder=tmp_path)
+    words = str(caught.value)
+    assert "the loss on test is nan at step 1 (epoch 1, learning rate 1e+38)" in words
+    assert "the weights of head.weight are not finite already" in words
+
+
 def test_a_gradient_that_is_no_number_stops_before_it_is_used(small, tmp_path):
     model = small.Noisy()
     model.head.weight.register_hook(lambda gradient: gradient * torch.inf)

@@ -87,10 +87,12 @@ def test_train_eval_and_predict_pictures(pictures, tmp_path):
     # a picture of another size, a folder without any, a file that is not there
     Image.fromarray(np.zeros((7, 5), np.uint8)).save(tmp_path / "large.png")
     (tmp_path / "none").mkdir()
+    (tmp_path / "words.csv").write_text("text")
     for path, sentence in (
         (tmp_path / "large.png", "must be a uint8 picture of 6 x 5 (height x width)"),
         (tmp_path / "none", "were looked for in"),
         (tmp_path / "nowhere.png", "does not exist"),
+        (tmp_path / "words.csv", "words.csv is cut or damaged, or not a picture (its kind is"),
     ):
         refused = run("predict", out, path)
         assert refused.exit_code == 2
@@ -137,6 +139,51 @@ def test_points_are_labelled(tmp_path):
     np.savez(tmp_path / "clouds.npz", x=np.random.default_rng(0).normal(size=(3, 11, 3)))
     result = run("predict", tmp_path / "run", tmp_path / "clouds.npz")
     assert len(result.stdout.splitlines()) == 4
+    # clouds of different sizes in one call are as each alone
+    np.save(tmp_path / "larger.npy", np.random.default_rng(1).normal(size=(2, 13, 3)))
+    both = run("predict", tmp_path / "run", tmp_path / "clouds.npz", tmp_path / "larger.npy")
+    assert both.exit_code == 0, both.stderr
+    alone = run("predict", tmp_path / "run", tmp_path / "larger.npy").stdout.splitlines()
+    assert both.stdout.splitlines() == [*result.stdout.splitlines(), *alone[1:]]
+
+
+def test_a_part_of_every_cloud_is_read(tmp_path):
+    rows = torch.arange(7)
+    whole, part = open_task("shapes"), open_task("shapes", length=11)
+    (clouds,), (some,) = (task.batch("test", rows).inputs for task in (whole, part))
+    assert some.shape == (7, 11, 3)
+    # the same places of every cloud, and the same in every run
+    places = [int((clouds[0] == point).all(-1).nonzero()) for point in some[0]]
+    assert torch.equal(clouds[:, places], some)
+    assert torch.equal(some, open_task("shapes", length=11).batch("test", rows).inputs[0])
+    assert max(places) - min(places) > 32
+    # a trained model reads as much of what it is shown later
+    out = tmp_path / "run"
+    words = ("train", "--data", "shapes", "--model", "set_transformer(dim=8, depth=1, heads=2)",
+             "--epochs", 1, "--batch", 250, "--no-tensorboard", "--out", out)  # fmt: skip
+    assert run(*words, "--length", 11).exit_code == 0
+    refused = run(*words, "--length", 13)
+    assert refused.exit_code == 2
+    assert "facts.length = 11, but now it is 13" in refused.stderr
+    np.save(tmp_path / "whole.npy", clouds.numpy())
+    np.save(tmp_path / "part.npy", some.numpy())
+    # fewer points than that are left whole
+    one, other = (
+        [line.split(",")[1:] for line in run("predict", out, tmp_path / name).stdout.splitlines()]
+        for name in ("whole.npy", "part.npy")
+    )
+    assert one == other
+    restored = restore_run(out)
+    with torch.no_grad():
+        right = (restored.model(*part.batch("test", torch.arange(500)).inputs).argmax(-1)
+                 == torch.from_numpy(part.labels["test"])).float().mean()  # fmt: skip
+    assert evaluate_again(out)["accuracy"] == pytest.approx(right.item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("data", ["fashion-mnist-small", "recall"])
+def test_a_length_of_what_has_none_is_refused(data):
+    with pytest.raises(ValueError, match=f"a length belongs to text, .* but {data} is"):
+        open_task(data, length=3)
 
 
 def test_a_language_model_and_a_forecaster_learn(tmp_path):

@@ -117,7 +117,8 @@ def draw_plans_by_layer(plans: Mapping[str, Sequence[Tensor]], tokens: Sequence[
             # one scale for all operators; layers may have different numbers of keys
             top = max(float(others[column].max()) for others in means.values())
             axes = figure.add_subplot(len(plans), depth, row * depth + column + 1)
-            axes.imshow(plan.numpy(), cmap=COLOURS, vmin=0, vmax=top, aspect="auto")
+            axes.imshow(plan.numpy(), cmap=COLOURS, vmin=0, vmax=top, aspect="auto",
+                        interpolation="nearest")  # fmt: skip
             axes.set(xticks=[], yticks=[])
             if column == 0:
                 axes.set_ylabel(_short(name), fontsize=8, color=INK)
@@ -159,6 +160,51 @@ def draw_pictures(
     bar.ax.tick_params(labelsize=7, length=2, color=RULE)
     bar.ax.set_title("mass", fontsize=7, color=INK)
     return figure
+
+
+def draw_clouds(
+    clouds: Sequence[np.ndarray], titles: Sequence[str], loads: Mapping[str, Sequence[np.ndarray]]
+) -> Any:
+    """Clouds of points seen from the side, coloured by the mass that each point receives.
+
+    Args:
+        clouds: (points, 3).
+        titles: what stands above each.
+        loads: for every operator, one array (points,) per cloud.
+    """
+    figure = new_figure((1.6 * len(clouds) + 1.2, 1.6 * len(loads) + 0.2))
+    for row, (name, masses) in enumerate(loads.items()):
+        for column, (cloud, mass) in enumerate(zip(clouds, masses, strict=True)):
+            axes = figure.add_subplot(len(loads), len(clouds), row * len(clouds) + column + 1)
+            across, up, depth = _from_the_side(np.asarray(cloud, np.float64))
+            # far points first, so that near ones lie on top
+            order = np.argsort(depth)
+            points = axes.scatter(
+                across[order], up[order], c=mass[order], cmap="coolwarm", vmin=0, vmax=2, s=8,
+                linewidths=0,
+            )  # fmt: skip
+            axes.set(xticks=[], yticks=[], aspect="equal")
+            axes.spines[:].set_visible(False)
+            if row == 0:
+                axes.set_title(titles[column], fontsize=8, color=INK)
+            if column == 0:
+                axes.set_ylabel(_short(name), fontsize=7, color=INK)
+    figure.tight_layout(rect=(0, 0, 0.93, 1))
+    bar = figure.colorbar(points, cax=figure.add_axes((0.94, 0.2, 0.015, 0.5)))
+    bar.ax.tick_params(labelsize=7, length=2, color=RULE)
+    bar.ax.set_title("mass", fontsize=7, color=INK)
+    return figure
+
+
+def _from_the_side(cloud: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Points turned by 35 degrees about the last axis and seen from 20 above: across, up, near."""
+    (x, y, z), turn, rise = cloud.T, np.radians(35), np.radians(20)
+    away = np.sin(turn) * x + np.cos(turn) * y
+    return (
+        np.cos(turn) * x - np.sin(turn) * y,
+        np.cos(rise) * z + np.sin(rise) * away,
+        np.sin(rise) * z - np.cos(rise) * away,
+    )
 
 
 def _short(operator: str) -> str:

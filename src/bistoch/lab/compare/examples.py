@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from bistoch.analysis import metrics
-from bistoch.lab.compare.draw import draw_pictures, draw_plans_by_layer
+from bistoch.lab.compare.draw import draw_clouds, draw_pictures, draw_plans_by_layer
 from bistoch.lab.compare.look import Seen, see
 from bistoch.lab.compare.summary import Row
 from bistoch.lab.train import Classify, Task, restore_run
@@ -35,6 +35,22 @@ def example_figures(task: Task, rows: Sequence[Row]) -> Iterator[tuple[str, Any,
         "are keys; darker is more.",
     )  # fmt: skip
     first = next(iter(models.values()))
+    place = _points_layer(next(iter(seen.values()))[0]) if task.kind == "points" else None
+    if place is not None and isinstance(task, Classify):
+        heights = {
+            name: [metrics.column_load(one.plans[0][place]).mean(0).numpy() for one in found]
+            for name, found in seen.items()
+        }
+        layer = seen[rows[0].operator][0].names[place].removesuffix(".attention")
+        yield (
+            "clouds",
+            draw_clouds(
+                [task.samples["test"][row] for row in shown],
+                [_title(task, row) for row in shown], heights,
+            ),
+            f"What the points of clouds receive in the layer {layer}, over their share: red is "
+            "more, blue is less, grey is even.",
+        )  # fmt: skip
     if isinstance(first, ViT) and isinstance(task, Classify):
         maps = {name: [_patch_loads(one, first) for one in found] for name, found in seen.items()}
         pictures = [task.samples["test"][row] for row in shown]
@@ -67,6 +83,17 @@ def _words(task: Task, row: int) -> list[str]:
         return []
     numbers = task.encoded["test"][row].tolist()
     return [task.facts["pieces"][number][:LETTERS] for number in numbers]
+
+
+def _points_layer(seen: Seen) -> int | None:
+    """The last layer in which points are the keys of several queries; pooling is not one."""
+    points = len(seen.states[0][0])
+    found = [
+        place
+        for place, (name, plan) in enumerate(zip(seen.names, seen.plans[0], strict=True))
+        if plan.shape[-1] == points and plan.shape[-2] > 1 and not name.startswith("pool")
+    ]
+    return found[-1] if found else None
 
 
 def _patch_loads(seen: Seen, model: ViT) -> np.ndarray:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bistoch.lab.bench.machine import DISTURBED
 from bistoch.lab.compare.draw import draw_curves, draw_layers, draw_loads
 from bistoch.lab.compare.examples import example_figures
 from bistoch.lab.compare.plan import Comparison
@@ -151,12 +152,17 @@ def _caption(found: Found) -> str:
     recipe, task = found.comparison.recipe, found.task
     kept = "the epoch with the best valid score" if recipe.patience else "the last epoch"
     better = "larger" if task.larger_is_better else "smaller"
-    threads = found.times["threads"]
+    threads, others = found.times["threads"], found.times.get("others")
+    busy = ""
+    if others is not None and others > DISTURBED:
+        busy = (
+            f" Meanwhile other programs used {others:.0%} of the cores: these times are doubtful."
+        )
     return (
         f"Mean ± standard deviation over seeds, after {kept}; {better} is better. Steps of "
         f"{found.times['batch']} samples (forward, backward, update) were timed taking turns on "
         f"{threads} {'thread' if threads == 1 else 'threads'}, the best of several; softmax takes "
-        f"{1000 * found.times['seconds']['softmax']:.3g} ms."
+        f"{1000 * found.times['seconds']['softmax']:.3g} ms.{busy}"
     )
 
 
@@ -164,6 +170,8 @@ def _protocol(found: Found) -> list[tuple[str, str]]:
     comparison = found.comparison
     facts = {"data": comparison.data, "model": comparison.model, "seeds": comparison.seeds}
     whole = next((row.cells[0] for row in found.rows if row.cells), None)
+    if (length := found.task.facts.get("length")) is not None:
+        facts["length"] = length
     facts |= asdict(comparison.recipe)
     if len(comparison.rates) > 1:
         facts["rate"] = f"the best of {comparison.rates} by valid score, on the first seed"

@@ -13,6 +13,7 @@ from bistoch.lab.compare.draw import new_figure
 from bistoch.lab.compare.live import board
 from bistoch.lab.compare.page import Found, write_report
 from bistoch.lab.compare.plan import Comparison
+from bistoch.lab.compare.record import write_record
 from bistoch.lab.compare.summary import rows_of, score_table
 from bistoch.lab.train import Task, new_model, open_task
 from bistoch.lab.train.checkpoint import import_safetensors
@@ -29,7 +30,7 @@ def run_compare(
     tensorboard: bool = True,
     notes: Sequence[str] = (),
 ) -> Path:
-    """Train what is missing, and write report.html and report.md; the path of the first.
+    """Train what is missing, write report.html, report.md and report.json; the path of the first.
 
     Args:
         comparison: what is compared.
@@ -62,6 +63,7 @@ def run_compare(
     found = Found(comparison, task, rows_of(comparison, cells), times, command, notes)
     print_scores(found, console)
     page = write_report(found, out)
+    write_record(found, out)
     console.print(f"report: {page}", highlight=False, markup=False, soft_wrap=True)
     return page
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bistoch.lab.bench.machine import Neighbours
 from bistoch.lab.compare.plan import Comparison
 from bistoch.lab.train import Task, new_model
 from bistoch.lab.train.loop import make_optimizer
@@ -16,7 +17,8 @@ ROUNDS, WARM_UP = 9, 2
 def time_steps(comparison: Comparison, task: Task) -> dict[str, Any]:
     """Seconds of a training step (forward, backward, update), the best of several rounds.
 
-    Softmax is always among them, as what the others are compared with.
+    Softmax is always among them, as what the others are compared with. `others` is the share of all
+    cores that other programs used meanwhile; None where the system does not tell.
     """
     names = dict.fromkeys(("softmax", *comparison.operators))
     rows = torch.arange(min(comparison.recipe.batch, task.count("train")))
@@ -33,6 +35,7 @@ def time_steps(comparison: Comparison, task: Task) -> dict[str, Any]:
         optimizer.step()
         return time.perf_counter() - began
 
+    neighbours = Neighbours()
     best = dict.fromkeys(names, float("inf"))
     with torch.random.fork_rng(devices=()):
         for turn in range(WARM_UP + ROUNDS):
@@ -40,4 +43,7 @@ def time_steps(comparison: Comparison, task: Task) -> dict[str, Any]:
                 seconds = step(model, optimizer)
                 if turn >= WARM_UP:
                     best[name] = min(best[name], seconds)
-    return {"seconds": best, "batch": len(rows), "threads": torch.get_num_threads()}
+    return {
+        "seconds": best, "batch": len(rows), "threads": torch.get_num_threads(),
+        "others": neighbours.share(),
+    }  # fmt: skip

@@ -100,7 +100,8 @@ def decode(content: bytes, path: Path) -> np.ndarray:
             grey = image.mode in {"1", "L", "LA", "I;16", "I", "F"}
             return np.asarray(image.convert("L" if grey else "RGB"))
     except (UnidentifiedImageError, OSError, SyntaxError) as broken:
-        raise DataError(f"{path} is cut or damaged, or not a picture ({broken})") from broken
+        why = "its kind is unknown" if isinstance(broken, UnidentifiedImageError) else broken
+        raise DataError(f"{path} is cut or damaged, or not a picture ({why})") from broken
 
 
 def read_cifar_binary(entry: "Entry", paths: Mapping[str, Path]) -> Dataset:

@@ -5,6 +5,7 @@
 
 from types import MappingProxyType
 
+from bistoch.lab.reproduce.qdsformer import RECIPE as QDSFORMER
 from bistoch.lab.reproduce.qdsformer import run_qdsformer
 from bistoch.lab.reproduce.rank_decay import run_rank_decay
 from bistoch.lab.reproduce.sinks import run_sinks
@@ -37,6 +38,7 @@ STUDIES = MappingProxyType({
         source="Born et al., QDSFormer, NeurIPS 2025, arXiv 2504.16275",
         run=run_qdsformer,
         seeds=(0, 1, 2),
+        epochs=QDSFORMER.epochs,
     ),
 })  # fmt: skip
 

@@ -21,13 +21,15 @@ class Settings:
     """How to run a study.
 
     `smoke` is a run of seconds that shows that everything works and nothing else. `seeds` are the
-    seeds of networks and draws. Results go to a folder of `out` with the name of the study, trained
-    networks to `out/networks`, where all studies find them.
+    seeds of networks and draws. `epochs` are those of a training; None is as many as the study has.
+    Results go to a folder of `out` with the name of the study, trained networks to `out/networks`,
+    where all studies find them.
     """
 
     out: Path
     seeds: tuple[int, ...] = (0, 1)
     smoke: bool = False
+    epochs: int | None = None
 
     def command(self, study: str) -> str:
         """The words of the terminal that run a study with these settings.
@@ -36,18 +38,25 @@ class Settings:
         'bistoch reproduce sinks --smoke --seed 3'
         """
         seeds = "".join(f" --seed {seed}" for seed in self.seeds)
-        return f"bistoch reproduce {study}{' --smoke' * self.smoke}{seeds}"
+        epochs = "" if self.epochs is None else f" --epochs {self.epochs}"
+        return f"bistoch reproduce {study}{' --smoke' * self.smoke}{seeds}{epochs}"
 
     def __post_init__(self) -> None:
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"reproduce: seeds must be different, but they are {self.seeds}")
+        if self.epochs is not None and self.smoke:
+            raise ValueError(
+                f"reproduce: a smoke run has epochs of its own, but epochs={self.epochs}; leave "
+                "one of --smoke and --epochs out"
+            )
 
 
 @dataclass(frozen=True)
 class Study:
     """One row of the table: a question, who asked it first, and the function that asks again.
 
-    `seeds` are those of a run that names none.
+    `seeds` are those of a run that names none. `epochs` are as many as it trains for; None if it
+    does not count in epochs.
     """
 
     name: str
@@ -55,6 +64,7 @@ class Study:
     source: str
     run: Callable[[Settings, Console], Path]
     seeds: tuple[int, ...] = (0, 1)
+    epochs: int | None = None
 
 
 class Verdict(NamedTuple):

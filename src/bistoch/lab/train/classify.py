@@ -21,6 +21,8 @@ class Classify:
     Args:
         data: what was loaded.
         hold_out: whether to hold out a tenth of train, always the same, if there is no valid split.
+        length: points that are read of a cloud, always the same draw; None reads all. Other data
+            are read whole.
 
     >>> from bistoch.lab.data import load
     >>> task = Classify(load("fashion-mnist-small"), hold_out=True)
@@ -33,12 +35,17 @@ class Classify:
 
     score_name, larger_is_better = "accuracy", True
 
-    def __init__(self, data: Dataset, *, hold_out: bool = False):
+    def __init__(self, data: Dataset, *, hold_out: bool = False, length: int | None = None):
         self.name, self.classes = data.name, data.classes
         self.kind: str = data.kind
         self.samples, self.labels = splits_of(data, hold_out)
         self.sizes = _sizes(data)
         self.facts: dict[str, Any] = {"classes": list(data.classes)}
+        if length is not None and self.kind == "points":
+            self.facts["length"] = length
+            self.samples = {
+                split: draw_points(clouds, length) for split, clouds in self.samples.items()
+            }
 
     def count(self, split: str) -> int:
         """The number of samples of a split."""
@@ -67,6 +74,20 @@ def encode_arrays(kind: str, samples: np.ndarray) -> tuple[Tensor, ...]:
     if kind == "images":
         return (x.float() / 127.5 - 1,)
     return (x.float() if kind == "points" else x.long() + 1,)
+
+
+def draw_points(clouds: np.ndarray, length: int) -> np.ndarray:
+    """Some points of every cloud (..., points, coordinates), spread over the order they lie in.
+
+    The draw follows from the number of points alone: all clouds of a data set have the same places
+    drawn, in every run. A cloud with fewer points than `length` is left whole.
+
+    >>> draw_points(np.arange(8).reshape(1, 4, 2), 2).shape, draw_points(np.ones((3, 2)), 5).shape
+    ((1, 2, 2), (3, 2))
+    """
+    count = clouds.shape[-2]
+    order = np.random.default_rng(seed_of("points", count)).permutation(count)
+    return clouds[..., np.sort(order[:length]), :]
 
 
 def splits_of(data: Dataset, hold_out: bool) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -16,16 +16,18 @@ def diagnose(
     rate: float,
     norm: float | None,
     before: float | None = None,
+    split: str | None = None,
 ) -> DivergedError:
     """What to say of a model whose loss or gradients are not finite.
 
     Args:
         model: with the gradients of the step.
-        loss: of the step.
+        loss: of the step, or of a split after it.
         step, epoch: counted from one.
         rate: the learning rate of the step.
         norm: of all gradients, if the loss was finite.
         before: the norm in the step before, if there was one.
+        split: whose loss it is, if it is not that of the step.
 
     >>> layer = nn.Linear(1, 1)
     >>> layer.weight.data.fill_(float("nan"))
@@ -35,6 +37,8 @@ def diagnose(
     finite already; lower the learning rate, or set clip
     """
     what = f"the loss is {loss:g}" if norm is None else f"the gradient has the norm {norm:g}"
+    if split is not None:
+        what = f"the loss on {split} is {loss:g}"
     named = list(model.named_parameters())
     spoiled = [name for name, p in named if not _finite(p)]
     gradients = {name: p.grad for name, p in named if p.grad is not None}

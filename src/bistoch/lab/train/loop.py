@@ -177,6 +177,12 @@ class _Run:
         """Evaluate, remember the best, and decide whether to go on."""
         state, recipe, split = self.state, self.recipe, watched_split(self.task)
         found = evaluate(self.model, self.task, split, recipe.precision, ranks=self.ranks)
+        if not math.isfinite(found["loss"]):
+            # the last step of an epoch is followed by no other that would notice
+            raise diagnose(
+                self.model, found["loss"], step=state.step, epoch=len(state.curve) + 1,
+                rate=rate_at(recipe, state.step - 1, len(self.batches)), norm=None, split=split,
+            )  # fmt: skip
         row = {"train_loss": state.total / state.count, **found}
         state.curve.append(row)
         state.total, state.count = 0.0, 0

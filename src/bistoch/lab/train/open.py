@@ -13,6 +13,8 @@ USUAL = {
     "images": "vit", "points": "set_transformer", "text": "text", "tokens": "text", "corpus": "lm",
     "series": "forecast",
 }  # fmt: skip
+# kinds of data of which only a part may be read
+CUT = ("text", "corpus", "points")
 
 
 def open_task(
@@ -24,16 +26,21 @@ def open_task(
         data: a name of `bistoch data list`, or a path.
         model: text of the model, which decides the windows of a series.
         hold_out: whether to hold out a tenth of train if the source has no valid split.
-        length: words that are read of a text, or characters of a window of running text.
+        length: words that are read of a text, characters of a window of running text, or points
+            that are read of a cloud.
 
     >>> open_task("shapes").kind
     'points'
     """
     found = load(data)
+    if length is not None and found.kind not in CUT:
+        raise ValueError(
+            f"train: a length belongs to {', '.join(CUT)}, but {data} is {found.kind}; leave it out"
+        )
     if isinstance(found, Dataset):
         if found.kind == "text":
             return Sentences(found, hold_out=hold_out, length=length or LONGEST)
-        return Classify(found, hold_out=hold_out)
+        return Classify(found, hold_out=hold_out, length=length)
     if isinstance(found, Corpus):
         return NextCharacter(found, length=length or WINDOW)
     if isinstance(found, Series):

@@ -1,6 +1,6 @@
 """Labels for a user's own samples, by a trained model: pictures, points, or texts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from bistoch.lab.data.own_text import read_texts
 from bistoch.lab.data.packed import read_arrays, read_bytes, read_text
 from bistoch.lab.data.read_images import decode
 from bistoch.lab.text import Vocabulary
-from bistoch.lab.train.classify import encode_arrays
+from bistoch.lab.train.classify import draw_points, encode_arrays
 from bistoch.lab.train.sentences import encode_text, pad
 from bistoch.lab.train.setup import Restored
 
@@ -51,13 +51,24 @@ def predict(run: Restored, paths: Sequence[Path]) -> list[Guess]:
         names += [name for name, _ in found]
         samples += [sample for _, sample in found]
     guesses: list[Guess] = []
-    for start in range(0, len(samples), AT_ONCE):
-        inputs = _encode(samples[start : start + AT_ONCE], run)
+    for rows in _together(samples):
+        inputs = _encode([samples[row] for row in rows], run)
         likely = run.model(*inputs).float().softmax(-1)
-        for name, row in zip(names[start : start + AT_ONCE], likely, strict=True):
+        for name, row in zip((names[row] for row in rows), likely, strict=True):
             best = int(row.argmax())
             guesses.append(Guess(name, classes[best], row[best].item()))
     return guesses
+
+
+def _together(samples: Sequence[Any]) -> Iterator[range]:
+    """Neighbours that fit into one batch: texts are padded, all else must have one shape."""
+    start = 0
+    for row in range(1, len(samples) + 1):
+        if row in (len(samples), start + AT_ONCE) or (
+            getattr(samples[row], "shape", None) != getattr(samples[start], "shape", None)
+        ):
+            yield range(start, row)
+            start = row
 
 
 def _encode(samples: list[Any], run: Restored) -> tuple[Tensor, ...]:
@@ -137,6 +148,8 @@ def _fit_sample(name: str, sample: np.ndarray, run: Restored) -> np.ndarray:
                 f"predict: {name} must be finite points (p, {wanted}), but its shape is "
                 f"{sample.shape}"
             )
+        length = run.config["facts"].get("length")
+        sample = sample if length is None else draw_points(sample, length)
         return sample.astype(np.float32)
     if sample.ndim != 1 or not np.issubdtype(sample.dtype, np.integer):
         raise DataError(
