@@ -30,14 +30,19 @@ def by_hand(scores, lam, block, prior):
     """One sequence, without logs: what a row gives, what remains, what follows."""
     n = len(scores)
     plan = torch.zeros(n, n).to(scores)
-    bias, kernel, fair = (torch.zeros(n).to(scores) for _ in range(3))
+    bias = torch.zeros(n).to(scores)
+    kernel, fair = (prior * torch.ones(n).to(scores) for _ in range(2))
     for i in range(n):
         weight = (scores[i, : i + 1] + bias[: i + 1]).exp()
         plan[i, : i + 1] = weight / weight.sum()
         kernel[: i + 1] += scores[i, : i + 1].exp() / weight.sum()
         fair[: i + 1] += 1 / (i + 1)
         if (i + 1) % block == 0:
-            bias = lam * ((fair + prior) / (kernel + prior)).log()
+            own = slice(i + 1 - block, i + 1)
+            # keys to come begin where those of this block stand together, but not above
+            start = min(1.0, (fair[own].sum() / kernel[own].sum()).item())
+            kernel[i + 1 :] = prior / start
+            bias = lam * (fair / kernel).log()
     return plan
 
 
@@ -48,6 +53,35 @@ def test_the_rule_by_hand(backend, lam, block):
     q, k, _ = tokens(23, ())
     plan = bistoch.causal_elastic_plan(q, k, lam=lam, block=block, prior=0.05, backend=backend)
     torch.testing.assert_close(plan, by_hand(q @ k.T / math.sqrt(D), lam, block, 0.05))
+
+
+def local(scores, slope):
+    """The same scores, less for every token of distance: new keys are then loved too much."""
+    place = torch.arange(len(scores)).to(scores)
+    return scores - slope * (place[:, None] - place)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("block", [1, 5])
+def test_keys_to_come_are_held_back_as_the_last_new_ones_were(backend, block):
+    scores = local(toy(23), 0.5)
+    plan = plan_of(scores, lam=0.7, block=block, prior=0.05, backend=backend)
+    torch.testing.assert_close(plan, by_hand(scores, 0.7, block, 0.05))
+    # nothing but a slope: blocks are alike, and new keys come down towards their share
+    slope = local(torch.zeros(400, 400, dtype=torch.float64), 0.5)
+    plain, plan = (plan_of(slope, lam=lam, block=4, backend=backend) for lam in (0.0, 1.0))
+    assert plain[-1, -4:].sum() > 0.8
+    assert plan[-1, -4:].sum() < 0.3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_keys_to_come_are_not_favoured(backend):
+    # every row looks at the first key and at no new one
+    scores = toy(23, sink=30.0)
+    plan = plan_of(scores, block=5, backend=backend)
+    bias = (plan[5:] / plan[5:, :1]).log() - (scores[5:] - scores[5:, :1])
+    fresh = torch.stack([bias[row - 5, row] for row in range(5, 10)])
+    torch.testing.assert_close(fresh, fresh[:1].expand(5))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -120,12 +154,14 @@ def test_a_window_shares_fairly_inside_itself():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_gradients_through_many_blocks(backend, monkeypatch):
+@pytest.mark.parametrize("slope", [0.0, 1.0])
+def test_gradients_through_many_blocks(backend, slope, monkeypatch):
     monkeypatch.setattr("bistoch.functional.causal.streaming.KEPT", 2)
     q, k, v = (x[..., :2].contiguous().requires_grad_() for x in tokens(7, (2,)))
     lam = torch.tensor([0.4, 0.9], dtype=torch.float64, requires_grad=True)
     eps = torch.tensor([0.7, 1.3], dtype=torch.float64, requires_grad=True)
-    bias = torch.randn(7, 7, dtype=torch.float64, requires_grad=True)
+    # a slope, so that new keys are held back, and what holds them back has a gradient
+    bias = local(torch.randn(7, 7, dtype=torch.float64), slope).requires_grad_()
 
     def attend(q, k, v, lam, eps, bias):
         return bistoch.causal_elastic_attention(

@@ -33,12 +33,14 @@ def causal_elastic_attention(
 ) -> Float[Tensor, "*b n e"]:
     """Attend causally, with keys balanced by what the rows of earlier blocks gave them.
 
-        P_i = softmax over j <= i of (S_ij + g_j),   g = 0 for keys of the block of row i
-        g_j = lam * log((H_j + prior) / (k_j + prior)),  from the rows of earlier blocks only
+        P_i = softmax over j <= i of (S_ij + g_j)
+        g_j = lam * log(H_j / k_j),  from the rows of earlier blocks only
 
     k_j is what these rows gave to key j, the bias they had seen taken out again; H_j is what
-    uniform causal attention would have given. Causal by itself, without a mask; `lam = 0` is causal
-    softmax exactly. Nothing of size n x n exists, forward or backward, but in the reference.
+    uniform causal attention would have given. Keys of the block of row i have no past: they share
+    the ratio that the keys of the block before had in theirs, or 1 if it was larger. Causal by
+    itself, without a mask; `lam = 0` is causal softmax exactly. Nothing of size n x n exists,
+    forward or backward, but in the reference.
 
     Args:
         query, key, value: tokens, as many queries as keys; the leading axes broadcast.
@@ -68,7 +70,7 @@ def causal_elastic_attention(
     with full_precision(query.device):
         stream = pose_stream(operator, batch, query, key, value, rule, mask, query_mask, key_mask)
         stream, order = sort_real(stream)
-        result, _ = run(stream, open_account(stream.key), cut(query.shape[-2], block))
+        result, _ = run(stream, open_account(stream), cut(query.shape[-2], block))
         result = unsort(result, order)
     return result.reshape(*batch, *result.shape[1:]).to(query.dtype)
 

@@ -1,34 +1,36 @@
 """Causal balance while a sequence grows: token by token, chunk by chunk, or all at once."""
 
+import math
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
 
 from bistoch.functional import _inputs
 from bistoch.functional._backend import choose_backend
 from bistoch.functional._inputs import Mask, Option
 from bistoch.functional.causal.api import BACKENDS, RUN
 from bistoch.functional.causal.pose import Rule, pose_stream
-from bistoch.functional.causal.problem import Account, Piece, Stream, floor, open_account
+from bistoch.functional.causal.problem import Account, Piece, Stream, open_account
 from bistoch.functional.elastic.problem import full_precision
 
 
 class CausalState(NamedTuple):
-    """What decoding remembers beside the cache of keys and values: three numbers per key.
+    """What decoding remembers beside the cache of keys and values: three numbers per key and one.
 
     Attributes:
         bias: what is added to the scores of each key in the current block, (*b, m).
         received: the log of what rows gave to the key, the bias taken out again, (*b, m).
         wanted: what uniform causal attention would have given, (*b, m).
+        level: the log of wanted over received with which a new key begins, (*b).
         position: how many real tokens there were, (*b).
     """
 
     bias: Float[Tensor, "*b m"]
     received: Float[Tensor, "*b m"]
     wanted: Float[Tensor, "*b m"]
+    level: Float[Tensor, "*b"]
     position: Int[Tensor, "*b"]
 
     @property
@@ -106,8 +108,9 @@ def causal_elastic_step(
         account, position = _resume(operator, state, stream, batch)
         pieces, position = _cut_between(stream, position, block)
         result, account = run(stream, account, pieces)
-    bias, received, wanted = (column.reshape(*batch, stop) for column in account)
-    after = CausalState(bias, received, wanted, position.reshape(batch))
+    bias, received, wanted = (column.reshape(*batch, stop) for column in account[:3])
+    level, position = account.level.reshape(batch), position.reshape(batch)
+    after = CausalState(bias, received, wanted, level, position)
     return result.reshape(*batch, *result.shape[1:]).to(query.dtype), after
 
 
@@ -118,12 +121,18 @@ def _resume(
     size, stop = stream.key.shape[:2]
     if state is None:
         start = torch.zeros(size, dtype=torch.int64, device=stream.key.device)
-        return open_account(stream.key), start
+        return open_account(stream), start
     _inputs.check_state(operator, tuple(state.position.shape), batch)
     columns = [x.to(stream.key).expand(*batch, state.length).reshape(size, -1) for x in state[:3]]
-    room, empty = (0, stop - state.length), floor(stream.key.dtype)
     bias, received, wanted = columns
-    account = Account(pad(bias, room), pad(received, room, value=empty), pad(wanted, room))
+    level = state.level.to(stream.key).expand(batch).reshape(-1)
+    new = level[:, None].expand(size, stop - state.length)
+    account = Account(
+        torch.cat([bias, stream.lam[:, None] * new], 1),
+        torch.cat([received, math.log(stream.prior) - new], 1),
+        torch.cat([wanted, torch.full_like(new, stream.prior)], 1),
+        level,
+    )
     return account, state.position.expand(batch).reshape(-1)
 
 

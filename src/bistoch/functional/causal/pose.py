@@ -49,6 +49,7 @@ def pose_stream(
         real=_real(problem.query_mask, problem.key_mask, key.shape[-2]),
         sharpness=problem.sharpness,
         lam=problem.lam,
+        block=rule.block,
         prior=rule.prior,
     )
 

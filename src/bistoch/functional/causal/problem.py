@@ -26,17 +26,23 @@ class Stream(NamedTuple):
     real: Bool[Tensor, "B m"] | None
     sharpness: Float[Tensor, "B"]
     lam: Float[Tensor, "B"]
+    block: int
     prior: float
 
 
 class Account(NamedTuple):
-    """What is known of every key: its bias, what it received without it, and its fair share."""
+    """What is known of every key: its bias, what it received without it, and its fair share.
+
+    Both begin with the prior. A key that is to come begins at the level of new keys.
+    """
 
     bias: Float[Tensor, "B m"]
     # the log of the mass that the key would have received from the same row factors without a bias
     received: Float[Tensor, "B m"]
     # the mass that uniform causal attention would have given
     wanted: Float[Tensor, "B m"]
+    # the log of wanted over received, of all keys of the last block together; never above zero
+    level: Float[Tensor, "B"]
 
 
 class Piece(NamedTuple):
@@ -47,10 +53,10 @@ class Piece(NamedTuple):
     ends: bool | Bool[Tensor, "B"]
 
 
-def open_account(like: Float[Tensor, "B m d"]) -> Account:
+def open_account(stream: Stream) -> Account:
     """The account of keys that no row has seen yet."""
-    nothing = like.new_zeros(like.shape[:2])
-    return Account(nothing, nothing + floor(like.dtype), nothing)
+    wanted = stream.key.new_full(stream.key.shape[:2], stream.prior)
+    return Account(torch.zeros_like(wanted), wanted.log(), wanted, wanted.new_zeros(len(wanted)))
 
 
 def floor(dtype: torch.dtype) -> float:
@@ -110,16 +116,37 @@ def fair_share_of(
     return torch.cat([own[:1].expand(stop - len(own)), own])[None]
 
 
-def close_block(stream: Stream, account: Account, ends: bool | Bool[Tensor, "B"]) -> Account:
+def close_block(stream: Stream, account: Account, piece: Piece) -> Account:
     """The column step at the end of a block: `lam` times the log of wanted over received."""
-    if ends is False:
+    if piece.ends is False:
         return account
-    prior = torch.full_like(account.wanted, stream.prior)
-    ratio = (account.wanted + prior).log() - torch.logaddexp(account.received, prior.log())
-    bias = stream.lam[:, None] * ratio
-    if isinstance(ends, Tensor):
-        bias = torch.where(ends[:, None], bias, account.bias)
-    return account._replace(bias=bias)
+    m = stream.key.shape[1]
+    stop = m - stream.query.shape[1] + piece.last
+    level = _level_of_new(stream, account, stop)
+    if isinstance(piece.ends, Tensor):
+        level = torch.where(piece.ends, level, account.level)
+    to_come = account.wanted[:, stop:].log() - level[:, None]
+    received = torch.cat([account.received[:, :stop], to_come], 1)
+    bias = stream.lam[:, None] * (account.wanted.log() - received)
+    if isinstance(piece.ends, Tensor):
+        bias = torch.where(piece.ends[:, None], bias, account.bias)
+    return Account(bias, received, account.wanted, level)
+
+
+def _level_of_new(stream: Stream, account: Account, stop: int) -> Float[Tensor, "B"]:
+    """One column step for all keys of the block that ends at `stop`, as if they were one key."""
+    wanted, received = account.wanted[:, :stop], account.received[:, :stop]
+    if stream.real is None:
+        wanted, received = wanted[:, -stream.block :], received[:, -stream.block :]
+    else:
+        place = stream.real[:, :stop].cumsum(-1)
+        own = stream.real[:, :stop] & (place > place[:, -1:] - stream.block)
+        # where there is no token there is no level to find: any key will do
+        own = own | ~own.any(-1, keepdim=True)
+        wanted, received = wanted * own, received.masked_fill(~own, -torch.inf)
+    level = wanted.sum(-1).log() - received.logsumexp(-1)
+    # keys that are to come may be held back, but not favoured before a row has looked at them
+    return level.clamp_max(0)
 
 
 def join(rows: Sequence[Tensor], stream: Stream) -> Float[Tensor, "B n e"]:

@@ -31,13 +31,15 @@ def run(
 
         f_i  = -LSE_j (S_ij + g_j),   P_ij = exp(S_ij + f_i + g_j)           the rows, exact
         k_j += sum_i exp(S_ij + f_i),   H_j += sum_i (1 / keys that i sees)   what they leave behind
-        g_j  = lam * log((H_j + prior) / (k_j + prior))                      when the block ends
+        g_j  = lam * log(H_j / k_j)                                          when the block ends
 
     The last line is the column step of the elastic operator, over all rows up to here, with the row
-    factors that they had when they were computed.
+    factors that they had when they were computed. A key begins with H = prior and k = prior / r,
+    where r = min(1, sum H / sum k) over the keys of the last block, and 1 in the first.
     """
     results, m = [], stream.key.shape[1]
-    for first, last, ends in pieces:
+    for piece in pieces:
+        first, last, _ = piece
         allowed = allowed_pairs(stream, first, last, m)
         scores = scores_of(stream, first, last, m, allowed)
         row = -_log_sum_exp(scores + account.bias[:, None, :], -1)
@@ -48,8 +50,9 @@ def run(
             account.bias,
             torch.logaddexp(account.received, mass),
             account.wanted + fair_share(allowed, scores.dtype),
+            account.level,
         )
-        account = close_block(stream, account, ends)
+        account = close_block(stream, account, piece)
     return join(results, stream), account
 
 

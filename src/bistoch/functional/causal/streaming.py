@@ -83,8 +83,9 @@ def _run_pieces(stream: Stream, account: Account, pieces: Sequence[Piece]):
             account.bias,
             _first(torch.logaddexp(account.received[:, :stop], mass), account.received),
             _first(account.wanted[:, :stop] + share, account.wanted),
+            account.level,
         )
-        account = close_block(stream, account, piece.ends)
+        account = close_block(stream, account, piece)
         results.append(result)
     return join(results, stream), account
 
