@@ -25,6 +25,8 @@ class LanguageConfig:
         mlp: hidden features of a block's network in units of `dim`.
         dropout: probability of dropping an entry of what attention or the network returns.
         base: how slow the slowest rotation is; larger for longer texts.
+        places: how many places to learn a vector for, the longest text; None turns queries and keys
+            instead, for texts of any length.
     """
 
     vocabulary: int
@@ -34,12 +36,15 @@ class LanguageConfig:
     mlp: int = 4
     dropout: float = 0.0
     base: float = 10000.0
+    places: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "depth"):
             _inputs.check_count("LanguageModel", name, getattr(self, name), least=1)
+        if self.places is not None:
+            _inputs.check_count("LanguageModel", "places", self.places, least=1)
         check_division("LanguageModel", "dim", self.dim, "heads", self.heads)
-        if self.dim // self.heads % 2:
+        if self.places is None and self.dim // self.heads % 2:
             raise ValueError(
                 "LanguageModel: a head must have an even number of features, since they turn in "
                 f"pairs, but dim / heads is {self.dim // self.heads}; use for example "
@@ -48,7 +53,7 @@ class LanguageConfig:
 
 
 class LanguageModel(nn.Module):
-    """A model of the next token: blocks of causal attention with rotary places.
+    """A model of the next token: blocks of causal attention with rotary or learned places.
 
     The operator must be causal: a row of its plan may not depend on later tokens. Balance over all
     rows is not, however the plan is masked: a column sum tells a row what later rows do. Whether an
@@ -76,6 +81,10 @@ class LanguageModel(nn.Module):
         self.embed = nn.Embedding(config.vocabulary, config.dim)
         # the embedding reads tokens and scores them, so it starts small
         nn.init.normal_(self.embed.weight, std=0.02)
+        self.places = None
+        if config.places is not None:
+            self.places = nn.Embedding(config.places, config.dim)
+            nn.init.normal_(self.places.weight, std=0.02)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(CausalBlock(config, operator) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.dim)
@@ -90,10 +99,22 @@ class LanguageModel(nn.Module):
             mask: True where a token is real; by default everywhere. Padding stands at the end.
         """
         check_ids("LanguageModel", tokens, self.config.vocabulary)
-        x = self.dropout(self.embed(tokens))
+        x = self.dropout(self._embed(tokens))
         for block in self.blocks:
             x = block(x, mask)
         return nn.functional.linear(self.norm(x), self.embed.weight)
+
+    def _embed(self, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b n d"]:
+        x: Tensor = self.embed(tokens)
+        if self.places is None:
+            return x
+        length = tokens.shape[-1]
+        if length > self.places.num_embeddings:
+            raise ValueError(
+                f"LanguageModel: a place was learned for {self.places.num_embeddings} tokens, but "
+                f"the text has {length}; give a shorter one, or train with places=None"
+            )
+        return x + self.places(torch.arange(length, device=tokens.device))
 
     @torch.no_grad()
     def generate(
@@ -142,11 +163,11 @@ class CausalBlock(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """Self-attention of every token with itself and earlier ones, queries and keys turned."""
+    """Self-attention of every token with itself and earlier ones."""
 
     def __init__(self, config: LanguageConfig, operator: str | nn.Module):
         super().__init__()
-        self.heads, self.base = config.heads, config.base
+        self.heads, self.base, self.turns = config.heads, config.base, config.places is None
         self.project = nn.Linear(config.dim, 3 * config.dim, bias=False)
         self.operator = _causal_operator(operator, config)
         self.out = nn.Linear(config.dim, config.dim, bias=False)
@@ -160,7 +181,8 @@ class CausalAttention(nn.Module):
     ) -> Float[Tensor, "b n d"]:
         """What every token takes from itself and earlier ones."""
         query, key, value = (split_heads(y, self.heads) for y in self.project(x).chunk(3, -1))
-        query, key = rotate(query, self.base), rotate(key, self.base)
+        if self.turns:
+            query, key = rotate(query, self.base), rotate(key, self.base)
         length = x.shape[-2]
         past = None
         if self.needs_mask:
