@@ -14,7 +14,7 @@ from making.balance import (
     soft_sort,
     speed_not_softness,
 )
-from making.causal import causal_blocks, causal_local, causal_updates
+from making.causal import causal_blocks, causal_heads, causal_local, causal_updates
 from making.flows import flow_clusters, flow_limits, flow_mixture, flow_orders
 from making.studies import encoder_sinks, lookup_sinks, rank_decay, zero_training
 
@@ -26,7 +26,7 @@ def main() -> None:
     for measure in (
         plans, speed_not_softness, rates, iterations, annealing, soft_sort, rowwise, zero_training,
         rank_decay, encoder_sinks, lookup_sinks, flow_mixture, flow_orders, flow_limits,
-        flow_clusters, causal_updates, causal_local, causal_blocks,
+        flow_clusters, causal_updates, causal_local, causal_heads, causal_blocks,
     ):  # fmt: skip
         measure()
         print(f"done: {measure.__name__}")

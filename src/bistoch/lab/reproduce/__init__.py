@@ -5,6 +5,7 @@
 
 from types import MappingProxyType
 
+from bistoch.lab.reproduce.causal_lm import run_causal_lm
 from bistoch.lab.reproduce.qdsformer import run_qdsformer
 from bistoch.lab.reproduce.rank_decay import run_rank_decay
 from bistoch.lab.reproduce.sinks import run_sinks
@@ -36,6 +37,13 @@ STUDIES = MappingProxyType({
         question="Does balance help a small vision Transformer, and how much of it is enough?",
         source="Born et al., QDSFormer, NeurIPS 2025, arXiv 2504.16275",
         run=run_qdsformer,
+        seeds=(0, 1, 2),
+    ),
+    "causal-lm": Study(
+        name="causal-lm",
+        question="Does causal balance help a language model, and is it the balance that helps?",
+        source="this library, on the characters of tiny Shakespeare",
+        run=run_causal_lm,
         seeds=(0, 1, 2),
     ),
 })  # fmt: skip

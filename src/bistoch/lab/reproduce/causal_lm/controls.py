@@ -106,7 +106,7 @@ class StreamedRatio(_Biased):
         future = place > place[:, None]
         scores = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(future, -torch.inf)
         found = torch.zeros_like(scores)
-        given, fair = scores.new_zeros(scores.shape[:-2] + (length,)), scores.new_zeros(length)
+        given, fair = scores.new_zeros((*scores.shape[:-2], length)), scores.new_zeros(length)
         for first in range(0, length, self.block):
             rows = slice(first, first + self.block)
             ratio = ((fair + self.prior) / (given + self.prior)).log()

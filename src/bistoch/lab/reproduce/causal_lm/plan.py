@@ -36,9 +36,9 @@ class Plan:
     data: str
     lines: tuple[Line, ...]
     recipe: Recipe
-    depth: int = 3
-    dim: int = 96
-    heads: int = 3
+    depth: int = 2
+    dim: int = 64
+    heads: int = 4
     block: int = 32
     tested: tuple[int, ...] = (256, 1024)
     looked_at: int = 16
@@ -78,7 +78,7 @@ LINES = (
 FULL = Plan(
     "tiny-shakespeare",
     LINES,
-    Recipe(epochs=2, batch=8, rate=2e-3, weight_decay=0.1, warmup=0.05),
+    Recipe(epochs=1, batch=4, rate=2e-3, weight_decay=0.1),
 )
 SMOKE = Plan(
     "made words",
