@@ -16,7 +16,7 @@ from making.balance import (
 )
 from making.causal import causal_blocks, causal_heads, causal_local, causal_updates
 from making.flows import flow_clusters, flow_limits, flow_mixture, flow_orders
-from making.studies import encoder_sinks, lookup_sinks, rank_decay, zero_training
+from making.studies import causal_lm, encoder_sinks, lookup_sinks, rank_decay, zero_training
 
 
 def main() -> None:
@@ -27,6 +27,7 @@ def main() -> None:
         plans, speed_not_softness, rates, iterations, annealing, soft_sort, rowwise, zero_training,
         rank_decay, encoder_sinks, lookup_sinks, flow_mixture, flow_orders, flow_limits,
         flow_clusters, causal_updates, causal_local, causal_heads, causal_blocks,
+        causal_lm,
     ):  # fmt: skip
         measure()
         print(f"done: {measure.__name__}")

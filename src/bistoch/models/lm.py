@@ -2,7 +2,7 @@
 
 import copy
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -121,7 +121,7 @@ class LanguageModel(nn.Module):
     @property
     def steps(self) -> bool:
         """Whether `step` can read on: operators must say how, or have rows that stand alone."""
-        return all(block.attention.steps for block in self.blocks)
+        return all(block.attention.steps for block in self._blocks())
 
     def step(
         self, tokens: Int[Tensor, "b n"], past: tuple[Past, ...] | None = None
@@ -142,13 +142,13 @@ class LanguageModel(nn.Module):
         check_ids("LanguageModel", tokens, self.config.vocabulary)
         if not self.steps:
             raise NotImplementedError(
-                f"LanguageModel: {self.blocks[0].attention.operator!r} has no step, and its rows "
+                f"LanguageModel: {self._blocks()[0].attention.operator!r} has no step, and its rows "
                 "do not stand alone; read the whole text with model(tokens)"
             )
         read = 0 if past is None else past[0].key.shape[-2]
         x = self.dropout(self._embed(tokens, read))
         after = []
-        for number, block in enumerate(self.blocks):
+        for number, block in enumerate(self._blocks()):
             x, own = block.step(x, None if past is None else past[number])
             after.append(own)
         return nn.functional.linear(self.norm(x), self.embed.weight), tuple(after)
@@ -190,6 +190,9 @@ class LanguageModel(nn.Module):
             new = _draw(scores[:, -1], temperature, generator).to(tokens.dtype)
             tokens = torch.cat([tokens, new], -1)
         return tokens
+
+    def _blocks(self) -> list["CausalBlock"]:
+        return cast(list[CausalBlock], list(self.blocks))
 
     def _embed(self, tokens: Int[Tensor, "b n"], read: int = 0) -> Float[Tensor, "b n d"]:
         x: Tensor = self.embed(tokens)
@@ -268,8 +271,9 @@ class CausalAttention(nn.Module):
         if past is not None:
             key, value = torch.cat([past.key, key], -2), torch.cat([past.value, value], -2)
         state = None if past is None else past.state
-        if hasattr(self.operator, "step"):
-            result, state = self.operator.step(query, key, value, state)
+        step = getattr(self.operator, "step", None)
+        if step is not None:
+            result, state = step(query, key, value, state)
         else:
             earlier = _earlier(query.shape[-2], key.shape[-2], x.device)
             result = self.operator(query, key, value, mask=earlier)

@@ -8,6 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bistoch.analysis import capture, metrics
+from bistoch.functional import causal_elastic_plan
+from bistoch.functional.causal.reference import prefix_plan
 from bistoch.lab.compare.look import learned_lam
 
 # windows that are read at once
@@ -56,6 +58,32 @@ def attention(model: nn.Module, windows: Int[Tensor, "b n"]) -> dict[str, Any]:
     result["kurtosis"] = torch.stack(states).mean().item()
     result["lam"] = learned_lam(model)
     return result
+
+
+@torch.no_grad()
+def beside_oracle(model: nn.Module, window: Int[Tensor, "n"], block: int) -> dict[str, Any]:
+    """What causal balance would do in the heads of a model that was trained with softmax.
+
+    For softmax, two elasticities and the oracle, which balances every prefix exactly: the numbers
+    of `attention`, and how far rows are from those of the oracle in L1; means over heads.
+    """
+    with capture(model, budget=1 << 30, problems=None, states=None) as seen:
+        model(window[None])
+    plans = torch.cat([record.plan.flatten(0, 1) for record in seen.plans]).double()
+    # scores, but for what every score of a row shares
+    scores = plans.clamp_min(torch.finfo(torch.float32).tiny).log()
+    oracle = torch.stack([prefix_plan(one, iters=20) for one in scores])
+    unit = torch.eye(len(window), dtype=scores.dtype)
+    found = {"softmax": plans}
+    for lam in (0.5, 1.0):
+        balanced = causal_elastic_plan(scores, unit, lam=lam, block=block, scale=1.0)
+        found[f"lam {lam:g}"] = balanced
+    found["the oracle"] = oracle
+    return {
+        name: {key: values.mean().item() for key, values in _of_plan(plan).items()}
+        | {"far": (plan - oracle).abs().sum(-1).mean().item()}
+        for name, plan in found.items()
+    }
 
 
 def kurtosis(state: Float[Tensor, "..."]) -> Float[Tensor, ""]:

@@ -19,6 +19,7 @@ from bistoch.lab.reproduce.causal_lm.summary import (
     lam_table,
     lines_of,
     look_table,
+    oracle_table,
     paired,
     score_table,
 )
@@ -37,6 +38,13 @@ LOOKS = (
     "a row; overload: what a key received over its share of uniform causal attention, the largest, "
     "also in the first half alone; deviation: the mean distance of the overload from one; "
     "kurtosis: of the states after every block, 3 for a Gaussian."
+)
+
+
+ORACLE = (
+    "The heads of the first model with softmax on one window of the test split, and what balance "
+    "would make of their scores, without training. The oracle balances every prefix "
+    "exactly, at n^3; to the oracle: mean L1 distance of rows."
 )
 
 
@@ -69,6 +77,8 @@ def write_report(found: Found, folder: Path, console: Console) -> Path:
     for length in (short, long):
         report.heading(f"Attention in windows of {length}")
         report.table(*look_table(found, length), caption=LOOKS)
+    report.heading("Beside the oracle")
+    report.table(*oracle_table(found), caption=ORACLE)
     report.heading("Elasticity that was learned")
     report.table(*lam_table(found))
     return finish(report, folder, console)

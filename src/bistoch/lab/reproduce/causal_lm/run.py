@@ -15,13 +15,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bistoch.lab.bench.machine import describe_machine
 from bistoch.lab.files import digest, write_whole
-from bistoch.lab.reproduce.causal_lm.measure import attention, bits
+from bistoch.lab.reproduce.causal_lm.measure import attention, beside_oracle, bits
 from bistoch.lab.reproduce.causal_lm.plan import FULL, SMOKE, Line, Plan, new_model, open_text
 from bistoch.lab.reproduce.causal_lm.report import write_report
 from bistoch.lab.reproduce.study import Settings
 from bistoch.lab.train import Moment, fit
-from bistoch.lab.train.checkpoint import import_safetensors
-from bistoch.lab.train.loop import make_optimizer
+from bistoch.lab.train.checkpoint import import_safetensors, load_checkpoint, load_weights
+from bistoch.lab.train.loop import CHECKPOINT, make_optimizer
 from bistoch.lab.train.running import NextCharacter
 
 RESULT, RESULTS = "result.json", "causal-lm.json"
@@ -53,6 +53,7 @@ def run_causal_lm(settings: Settings, console: Console) -> Path:
         "plan": json.loads(json.dumps(asdict(plan))),
         "characters": {split: len(numbers) for split, numbers in task.numbers.items()},
         "rows": rows,
+        "oracle": _oracle_once(plan, task, settings.seeds[0], out),
         "time": _time_once(plan, task, out),
     }
     write_whole(out / RESULTS, json.dumps(found, indent=1).encode())
@@ -101,6 +102,20 @@ def _windows(plan: Plan, text: torch.Tensor, length: int) -> torch.Tensor:
     """Some windows, the same characters for every length."""
     count = min(plan.looked_at * plan.length, len(text)) // max(plan.tested) * max(plan.tested)
     return text[:count].reshape(-1, length)
+
+
+def _oracle_once(plan: Plan, task: NextCharacter, seed: int, out: Path) -> dict[str, Any]:
+    """The heads of the model with softmax beside the oracle, measured once and then read."""
+    line = plan.lines[0]
+    folder = run_folder(plan, line, task, seed, out)
+    path = folder / "oracle.json"
+    if not path.exists():
+        model = new_model(plan, line, task, seed).eval()
+        _, tensors = load_checkpoint(folder / CHECKPOINT)
+        load_weights(folder / CHECKPOINT, tensors, model, "model")
+        found = beside_oracle(model, task.numbers["test"][: plan.length], plan.block)
+        write_whole(path, json.dumps(found).encode())
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def _time_once(plan: Plan, task: NextCharacter, out: Path) -> dict[str, Any]:

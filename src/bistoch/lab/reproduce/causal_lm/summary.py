@@ -125,9 +125,19 @@ def look_table(found: Found, length: int) -> tuple[tuple[str, ...], list[tuple[s
     return ("operator", *(title for title, _ in LOOKS.values())), lines
 
 
+def oracle_table(found: Found) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """What balance would do in the heads of the model with softmax, beside the exact oracle."""
+    keys = {name: title for name, title in LOOKS.items() if name != "kurtosis"}
+    lines: list[tuple[str, ...]] = []
+    for name, row in found["oracle"].items():
+        values = [f"{row[key]:.{digits}f}" for key, (_, digits) in keys.items()]
+        lines.append((name, *values, f"{row['far']:.2f}"))
+    return ("update", *(title for title, _ in keys.values()), "to the oracle"), lines
+
+
 def lam_table(found: Found) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """What every head learned, by seed and layer."""
-    length, lines = str(found["plan"]["tested"][0]), []
+    length, lines = str(found["plan"]["tested"][0]), list[tuple[str, ...]]()
     for row in found["rows"]:
         for layer, lams in row["attention"][length]["lam"].items():
             where = layer.removesuffix(".attention.operator")
