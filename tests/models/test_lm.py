@@ -180,6 +180,12 @@ def test_a_temperature_is_a_number_from_zero_on(temperature):
         make().generate(torch.zeros(1, 0, dtype=torch.long), 1)
 
 
+def test_some_tokens_are_avoided():
+    model, start = make(), torch.randint(11, (4, 3))
+    drawn = model.generate(start, 30, temperature=5.0, avoid=[0, 7])[:, 3:]
+    assert not ((drawn == 0) | (drawn == 7)).any()
+
+
 def test_a_head_turns_in_pairs():
     with pytest.raises(ValueError, match=r"even number of features.*dim / heads is 3; .*dim=8"):
         make(dim=6)

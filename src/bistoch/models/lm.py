@@ -1,6 +1,7 @@
 """A decoder-only language model, for operators under which no token sees a later one."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -142,8 +143,8 @@ class LanguageModel(nn.Module):
         check_ids("LanguageModel", tokens, self.config.vocabulary)
         if not self.steps:
             raise NotImplementedError(
-                f"LanguageModel: {self._blocks()[0].attention.operator!r} has no step, and its rows "
-                "do not stand alone; read the whole text with model(tokens)"
+                f"LanguageModel: {self._blocks()[0].attention.operator!r} has no step, and its "
+                "rows do not stand alone; read the whole text with model(tokens)"
             )
         read = 0 if past is None else past[0].key.shape[-2]
         x = self.dropout(self._embed(tokens, read))
@@ -161,6 +162,7 @@ class LanguageModel(nn.Module):
         *,
         temperature: float = 1.0,
         cache: bool = True,
+        avoid: Sequence[int] = (),
         generator: torch.Generator | None = None,
     ) -> Int[Tensor, "b longer"]:
         """The tokens and so many more, drawn one after the other.
@@ -171,6 +173,7 @@ class LanguageModel(nn.Module):
             temperature: below 1 prefers the likeliest; 0 always takes it.
             cache: whether to remember what was read, if the operator can; without, the whole text
                 is read for every token. The result is the same to rounding.
+            avoid: tokens that are never drawn, such as padding.
             generator: where chance comes from.
         """
         _inputs.check_count("LanguageModel", "count", count)
@@ -187,7 +190,10 @@ class LanguageModel(nn.Module):
                 scores, past = self.step(new, past)
             else:
                 scores = self(tokens)
-            new = _draw(scores[:, -1], temperature, generator).to(tokens.dtype)
+            last = scores[:, -1].index_fill(
+                -1, tokens.new_tensor(avoid, dtype=torch.long), -torch.inf
+            )
+            new = _draw(last, temperature, generator).to(tokens.dtype)
             tokens = torch.cat([tokens, new], -1)
         return tokens
 

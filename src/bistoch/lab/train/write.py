@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from bistoch.lab.text import UNKNOWN, Vocabulary
+from bistoch.lab.text import SPECIAL, UNKNOWN, Vocabulary
 from bistoch.lab.train.setup import restore_run
 from bistoch.models import LanguageModel
 
@@ -38,12 +38,13 @@ def write_on(
     if (numbers == UNKNOWN).any():
         strange = sorted({sign for sign in text if sign not in vocabulary.numbers})
         raise ValueError(
-            f"generate: prompt must be made of the {len(vocabulary) - 2} characters of the "
+            f"generate: prompt must be made of the {len(vocabulary.numbers)} characters of the "
             f"training text, but {', '.join(map(repr, strange))} is not among them; leave it out"
         )
     tokens = run.model.generate(
         torch.from_numpy(numbers)[None], count, temperature=temperature,
-        generator=torch.Generator().manual_seed(seed),
+        # what stands for no character at all
+        avoid=range(len(SPECIAL)), generator=torch.Generator().manual_seed(seed),
     )  # fmt: skip
     written = vocabulary.decode(tokens[0].tolist())
     # a draw may stop inside a character of several bytes
