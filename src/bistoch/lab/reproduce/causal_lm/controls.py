@@ -7,15 +7,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bistoch.functional import OPERATORS, causal_elastic_step
+from bistoch.functional import OPERATORS
 from bistoch.nn import OperatorModule
 
 
 @torch.no_grad()
 def biases(
-    query: Float[Tensor, "*b n d"], key: Float[Tensor, "*b n d"], lam: float, block: int
+    query: Float[Tensor, "*b n d"],
+    key: Float[Tensor, "*b n d"],
+    lam: float,
+    block: int,
+    prior: float = 0.01,
 ) -> Float[Tensor, "*b n n"]:
     """The bias that causal balance adds to every score; later keys are hidden by it too.
+
+    Written down as a matrix, as short as can be: for the moderate scores of small models.
 
     >>> query, key = torch.randn(2, 3, 10, 4, generator=torch.Generator().manual_seed(0)).unbind()
     >>> scores = query @ key.mT / 2 + biases(query, key, lam=0.7, block=4)
@@ -23,19 +29,27 @@ def biases(
     >>> bool(torch.allclose(scores.softmax(-1), plan, atol=1e-6))
     True
     """
-    length, state = query.shape[-2], None
-    found = torch.full((*query.shape[:-1], length), -torch.inf, dtype=query.dtype)
+    length = query.shape[-2]
+    place = torch.arange(length)
+    future = place > place[:, None]
+    scores = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(future, -torch.inf)
+    fair = (~future / (place[:, None] + 1)).to(scores)
+    found = torch.zeros_like(scores)
+    log_ratio = scores.new_zeros((*scores.shape[:-2], length))
+    wanted = scores.new_full((length,), prior)
+    received = scores.new_full(log_ratio.shape, prior)
     for first in range(0, length, block):
-        last = min(first + block, length)
-        rows = found[..., first:last, :]
-        if state is None:
-            rows[..., :last] = 0
-        else:
-            rows[..., :first] = state.bias[..., None, :]
-            rows[..., first:last] = lam * state.level[..., None, None]
-        seen = query[..., first:last, :], key[..., :last, :], key[..., :last, :0]
-        _, state = causal_elastic_step(*seen, state, lam=lam, block=block)
-    return found.masked_fill_(torch.ones(length, length, dtype=torch.bool).triu(1), -torch.inf)
+        rows, last = slice(first, first + block), min(first + block, length)
+        bias = lam * log_ratio
+        found[..., rows, :] = bias[..., None, :]
+        plan = (scores[..., rows, :last] + found[..., rows, :last]).softmax(-1)
+        received[..., :last] += plan.sum(-2) * (-bias[..., :last]).exp()
+        wanted = wanted + fair[rows].sum(0)
+        # keys to come begin where those of this block stand together, but not above
+        level = (wanted[first:last].sum() / received[..., first:last].sum(-1)).clamp_max(1)
+        received[..., last:] = prior / level[..., None]
+        log_ratio = (wanted / received).log()
+    return found.masked_fill_(future, -torch.inf)
 
 
 class _Biased(OperatorModule):
