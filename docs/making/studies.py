@@ -8,6 +8,8 @@ from making.drawing import DOCS, decorate, put_table, save
 from matplotlib.figure import Figure
 
 from bistoch.lab.reproduce import rank_decay as rank_study
+from bistoch.lab.reproduce.causal_lm import report as causal_report
+from bistoch.lab.reproduce.causal_lm import summary as causal_summary
 from bistoch.lab.reproduce.network import LAMS, PARTS
 from bistoch.lab.reproduce.rank_report import decay_order
 from bistoch.lab.reproduce.sinks import FULL as SINKS
@@ -22,6 +24,20 @@ def zero_training() -> None:
     found = json.loads(record.read_text(encoding="utf-8"))
     save(draw(found), "zero_training")
     put_table("huggingface.md", "zero_training", HEAD, table_rows(found, "AG News"))
+
+
+def causal_lm() -> None:
+    """Causal balance in a language model; the study takes an hour, so its record is read."""
+    record = DOCS.parent / "benchmarks" / "causal-lm.json"
+    found = json.loads(record.read_text(encoding="utf-8"))
+    save(causal_report.draw(found), "causal_lm")
+    for name, (heads, rows) in {
+        "causal_lm_bits": causal_summary.score_table(found),
+        "causal_lm_attention": causal_summary.look_table(found, found["plan"]["tested"][0]),
+        "causal_lm_verdicts": (("asked", "measured", "holds"), causal_summary.judge(found)),
+        "causal_lm_oracle": causal_summary.oracle_table(found),
+    }.items():
+        put_table("causal_lm.md", name, heads, rows)
 
 
 def rank_decay() -> None:

@@ -102,6 +102,90 @@ def test_chance_comes_from_the_generator():
     assert not torch.equal(drawn[0], drawn[2])
 
 
+CUTS = {"token by token": [1] * LENGTH, "in pieces": [5, 1, 7], "at once": [LENGTH]}
+STEPS = ["softmax", "sink(learn='head')", "entmax", "causal_elastic(block=4)",
+         "causal_elastic(block=4, lam=0.3, learn='head')"]  # fmt: skip
+
+
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS.keys())
+@pytest.mark.parametrize("operator", STEPS)
+@pytest.mark.parametrize("places", [None, LENGTH])
+def test_a_text_read_in_steps_is_the_text_read_at_once(operator, cuts, places):
+    model = make(operator, places=places)
+    tokens = torch.randint(11, (2, LENGTH))
+    past, rows = None, []
+    for piece in tokens.split(cuts, -1):
+        scores, past = model.step(piece, past)
+        rows.append(scores)
+    torch.testing.assert_close(torch.cat(rows, 1), model(tokens), atol=1e-12, rtol=1e-12)
+    assert all(one.key.shape[-2] == LENGTH for one in past)
+
+
+@pytest.mark.parametrize("operator", [*STEPS, "delta", "sigmoid"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_same_is_generated_with_and_without_cache(operator, temperature):
+    model, start = make(operator), torch.randint(11, (3, 5))
+    drawn = [
+        model.generate(
+            start, 20, temperature=temperature, cache=cache,
+            generator=torch.Generator().manual_seed(0),
+        )
+        for cache in (False, True)
+    ]  # fmt: skip
+    assert torch.equal(*drawn)
+
+
+def test_a_cache_reads_every_token_once(monkeypatch):
+    model, read = make("causal_elastic"), []
+    whole = LanguageModel.step
+
+    def count(self, tokens, past=None):
+        read.append(tokens.shape[-1])
+        return whole(self, tokens, past)
+
+    monkeypatch.setattr(LanguageModel, "step", count)
+    model.generate(torch.randint(11, (1, 5)), 4)
+    assert read == [5, 1, 1, 1]
+
+
+def test_an_operator_without_steps_says_so():
+    model = make("delta")
+    assert not model.steps
+    with pytest.raises(NotImplementedError, match=r"delta.* has no step.*read the whole text"):
+        model.step(torch.randint(11, (1, 5)))
+
+
+def test_learned_places_end():
+    model = make(places=7)
+    changed = make(places=7)
+    changed.load_state_dict(model.state_dict())
+    changed.places.weight.data[3] += torch.randn(8)
+    tokens = torch.randint(11, (1, 7))
+    before, after = model(tokens), changed(tokens)
+    assert torch.equal(before[:, :3], after[:, :3])
+    assert not torch.allclose(before[:, 3], after[:, 3])
+    with pytest.raises(ValueError, match="a place was learned for 7 tokens, but the text has 8"):
+        model.generate(tokens, 2)
+    # what does not turn need not come in pairs
+    assert make(places=7, dim=6).config.dim == 6
+    with pytest.raises(ValueError, match="places must be at least 1, but it is 0"):
+        make(places=0)
+
+
+@pytest.mark.parametrize("temperature", [-1.0, float("nan"), float("inf")])
+def test_a_temperature_is_a_number_from_zero_on(temperature):
+    with pytest.raises(ValueError, match="temperature must be a number from 0 on"):
+        make().generate(torch.tensor([[1]]), 1, temperature=temperature)
+    with pytest.raises(ValueError, match="at least one, but there is none"):
+        make().generate(torch.zeros(1, 0, dtype=torch.long), 1)
+
+
+def test_some_tokens_are_avoided():
+    model, start = make(), torch.randint(11, (4, 3))
+    drawn = model.generate(start, 30, temperature=5.0, avoid=[0, 7])[:, 3:]
+    assert not ((drawn == 0) | (drawn == 7)).any()
+
+
 def test_a_head_turns_in_pairs():
     with pytest.raises(ValueError, match=r"even number of features.*dim / heads is 3; .*dim=8"):
         make(dim=6)

@@ -13,6 +13,7 @@ from bistoch.cli.bench import bench
 from bistoch.cli.compare import compare
 from bistoch.cli.data import data
 from bistoch.cli.flow import flow
+from bistoch.cli.generate import generate
 from bistoch.cli.inspect import inspect
 from bistoch.cli.operators import list_operators, show
 from bistoch.cli.reproduce import reproduce
@@ -51,6 +52,7 @@ app.command()(compare)
 app.command()(train)
 app.command("eval")(evaluate_run)
 app.command()(predict)
+app.command()(generate)
 app.add_typer(flow, name="flow")
 app.add_typer(data, name="data")
 app.command()(inspect)

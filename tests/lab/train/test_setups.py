@@ -186,6 +186,42 @@ def test_a_length_of_what_has_none_is_refused(data):
         open_task(data, length=3)
 
 
+def test_a_language_model_writes_on(pictures, tmp_path):
+    text = "the cat sat on the mat. " * 40
+    for kind, corpus in (("signs", text), ("bytes", text.replace("c", "é").encode())):
+        task = NextCharacter(Corpus("cat", "corpus", corpus, corpus[:200], corpus[:200]), length=24)
+        recipe = Recipe(epochs=6, batch=4, rate=2e-2)
+        setup = Setup("cat", "lm(depth=1, dim=16, heads=2)", "causal_elastic", recipe)
+        train_one(setup, task, tmp_path / kind)
+    folder = tmp_path / "signs"
+    result = run("generate", folder, "--prompt", "the cat s", "--count", 15, "--temperature", 0)
+    assert result.exit_code == 0
+    assert result.stdout == "the cat sat on the mat. \n"
+    drawn = [
+        run("generate", folder, "--prompt", "the", "--temperature", 2, "--seed", s).stdout
+        for s in (0, 0, 1)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(drawn[0]) == len("the") + 400 + 1
+    # a model of bytes reads and writes characters of several bytes
+    result = run("generate", tmp_path / "bytes", "--prompt", "the é", "--count", 4)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("the é")
+    for words, sentence in (
+        (("--prompt", "the dog"), "characters of the training text, but 'd', 'g' is not among"),
+        (("--prompt", ""), "prompt must have at least one character"),
+    ):
+        refused = run("generate", folder, *words)
+        assert refused.exit_code == 2
+        assert sentence in refused.stderr
+    run("train", "--data", pictures, "--model", VIT, *SHORT, "--out", tmp_path / "seeing")
+    refused = run("generate", tmp_path / "seeing")
+    assert refused.exit_code == 2
+    assert "a model of running text is needed, but" in refused.stderr
+    assert "holds one of images" in refused.stderr
+    assert "not the folder of a training run" in run("generate", tmp_path).stderr
+
+
 def test_a_language_model_and_a_forecaster_learn(tmp_path):
     text = "the cat sat on the mat. " * 60
     task = NextCharacter(Corpus("cat", "corpus", text, text[:200], text[:200]), length=16)

@@ -5,6 +5,7 @@
 
 from types import MappingProxyType
 
+from bistoch.lab.reproduce.causal_lm import run_causal_lm
 from bistoch.lab.reproduce.qdsformer import RECIPE as QDSFORMER
 from bistoch.lab.reproduce.qdsformer import run_qdsformer
 from bistoch.lab.reproduce.rank_decay import run_rank_decay
@@ -39,6 +40,13 @@ STUDIES = MappingProxyType({
         run=run_qdsformer,
         seeds=(0, 1, 2),
         epochs=QDSFORMER.epochs,
+    ),
+    "causal-lm": Study(
+        name="causal-lm",
+        question="Does causal balance help a language model, and is it the balance that helps?",
+        source="this library, on the characters of tiny Shakespeare",
+        run=run_causal_lm,
+        seeds=(0, 1, 2),
     ),
 })  # fmt: skip
 

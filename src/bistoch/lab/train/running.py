@@ -42,6 +42,8 @@ class NextCharacter:
         }
         self.sizes = {"vocabulary": len(vocabulary)}
         self.facts: dict[str, Any] = {"length": length, "pieces": list(vocabulary.pieces)}
+        if isinstance(data.train, bytes):
+            self.facts["bytes"] = True
         if self.count("train") < 1 or self.count("test") < 1:
             raise ValueError(
                 f"{data.name}: train and test must have more than {length} characters, the length "

@@ -1,0 +1,179 @@
+"""The numbers of the study: differences seed by seed, the tables, and the verdicts."""
+
+import math
+from collections.abc import Callable
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+from bistoch.lab.compare.summary import spread
+from bistoch.lab.reproduce.study import Verdict
+
+Found = dict[str, Any]
+Get = Callable[[dict[str, Any]], float]
+# half of a 95 % interval in standard errors, by the number of seeds (Student)
+STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+LOOKS = {
+    "sink_rate": ("sink rate", 2), "first": ("first token", 3), "overload": ("overload", 1),
+    "early": ("first half", 1), "deviation": ("deviation", 2), "kurtosis": ("kurtosis", 1),
+}  # fmt: skip
+
+
+class Difference(NamedTuple):
+    """What one line has more than another, seed by seed."""
+
+    each: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return mean(self.each)
+
+    @property
+    def half(self) -> float:
+        """Half the width of its 95 % interval; infinite with one seed."""
+        if len(self.each) < 2:
+            return math.inf
+        return STUDENT.get(len(self.each), 2.0) * stdev(self.each) / math.sqrt(len(self.each))
+
+    def __str__(self) -> str:
+        """The mean and the spread over seeds, with sign.
+
+        >>> str(Difference((-0.02, -0.03))), str(Difference((0.01,)))
+        ('-0.025 ± 0.007', '+0.010')
+        """
+        if len(self.each) < 2:
+            return f"{self.mean:+.3f}"
+        return f"{self.mean:+.3f} ± {stdev(self.each):.3f}"
+
+    def judge(self) -> str:
+        """Whether it lies below zero beyond its interval, above it, or neither.
+
+        >>> Difference((-0.02, -0.021, -0.019)).judge(), Difference((-0.02, 0.021, 0.0)).judge()
+        ('yes', 'not to be told')
+        """
+        if abs(self.mean) <= self.half:
+            return "not to be told"
+        return "yes" if self.mean < 0 else "no, the opposite"
+
+
+def rows_of(found: Found, name: str) -> dict[int, dict[str, Any]]:
+    """The runs of a line by seed."""
+    return {row["seed"]: row for row in found["rows"] if row["name"] == name}
+
+
+def lines_of(found: Found) -> list[str]:
+    """The names of all lines, in the order of the table."""
+    return list(dict.fromkeys(row["name"] for row in found["rows"]))
+
+
+def paired(found: Found, name: str, other: str, get: Get) -> Difference | None:
+    """One line less another, over the seeds that both have; None without any."""
+    ours, theirs = rows_of(found, name), rows_of(found, other)
+    try:
+        each = tuple(get(ours[s]) - get(theirs[s]) for s in sorted(ours.keys() & theirs.keys()))
+    except KeyError:
+        return None
+    return Difference(each) if each else None
+
+
+def bits_at(length: int) -> Get:
+    """The bits per character in windows of a length."""
+    return lambda row: row["bits"][str(length)]
+
+
+def base_of(name: str) -> str:
+    """The line of softmax that a line is compared with: that with the same places.
+
+    >>> base_of("learned places: lam 1"), base_of("lam 1")
+    ('learned places: softmax', 'softmax')
+    """
+    head, colon, _ = name.partition(": ")
+    return f"{head}: softmax" if colon and head == "learned places" else "softmax"
+
+
+def score_table(found: Found) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """One line per operator: bits at both lengths, and what they differ from softmax by."""
+    lengths, seconds = found["plan"]["tested"], found["time"]["seconds"]
+    head = ["operator", "seeds"]
+    for length in lengths:
+        head += [f"bits at {length}", "less softmax"]
+    lines = []
+    for name in lines_of(found):
+        rows = rows_of(found, name)
+        line = [name, str(len(rows))]
+        for length in lengths:
+            known = [r["bits"][str(length)] for r in rows.values() if str(length) in r["bits"]]
+            less = paired(found, name, base_of(name), bits_at(length))
+            is_base = name == base_of(name) or less is None
+            line += [spread(known, digits=3) if known else "", "" if is_base else str(less)]
+        lines.append((*line, f"{seconds[name] / seconds['softmax']:.2f}"))
+    return (*head, "step, over softmax"), lines
+
+
+def look_table(found: Found, length: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """One line per operator: what attention does in windows of a length, means over seeds."""
+    lines = []
+    for name in lines_of(found):
+        looks = [row["attention"].get(str(length)) for row in rows_of(found, name).values()]
+        seen = [look for look in looks if look is not None]
+        if seen:
+            values = (
+                f"{mean(look[key] for look in seen):.{digits}f}"
+                for key, (_, digits) in LOOKS.items()
+            )
+            lines.append((name, *values))
+    return ("operator", *(title for title, _ in LOOKS.values())), lines
+
+
+def oracle_table(found: Found) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """What balance would do in the heads of the model with softmax, beside the exact oracle."""
+    keys = {name: title for name, title in LOOKS.items() if name != "kurtosis"}
+    lines: list[tuple[str, ...]] = []
+    for name, row in found["oracle"].items():
+        values = [f"{row[key]:.{digits}f}" for key, (_, digits) in keys.items()]
+        lines.append((name, *values, f"{row['far']:.2f}"))
+    return ("update", *(title for title, _ in keys.values()), "to the oracle"), lines
+
+
+def lam_table(found: Found) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """What every head learned, by seed and layer."""
+    length, lines = str(found["plan"]["tested"][0]), list[tuple[str, ...]]()
+    for row in found["rows"]:
+        for layer, lams in row["attention"][length]["lam"].items():
+            where = layer.removesuffix(".attention.operator")
+            heads = "  ".join(f"{lam:.2f}" for lam in lams)
+            lines.append((row["name"], str(row["seed"]), where, heads))
+    return ("operator", "seed", "layer", "lam of every head"), lines
+
+
+def judge(found: Found) -> list[Verdict]:
+    """What was asked, beside what was measured; a difference counts beyond its 95 % interval."""
+    short, long = found["plan"]["tested"]
+    control = "lam 1"
+    asked: list[tuple[str, str, str, Get, str]] = []
+    for name in ("lam 0.25", "lam 0.5", "lam 1", "lam learned", "sink logit"):
+        asked.append((f"{name}: fewer bits than softmax", name, "softmax", bits_at(short), "bits"))
+    for name in ("lam 1", "lam learned"):
+        claim = f"{name}: fewer bits than softmax on texts of {long}, trained on {short}"
+        asked.append((claim, name, "softmax", bits_at(long), "bits"))
+    for name, words in (
+        ("control: bias of the distance", "a mean bias per distance"),
+        ("control: mass of another text", "the mass of another text"),
+    ):
+        claim = f"{control}: fewer bits than with {words}"
+        asked.append((claim, control, name, bits_at(short), "bits"))
+    for name in ("lam 1", "streamed ratio"):
+        ours = f"learned places: {name}"
+        claim = f"{ours}: fewer bits than softmax"
+        asked.append((claim, ours, "learned places: softmax", bits_at(short), "bits"))
+    for key, words in (("early", "largest overload, first half"), ("deviation", "deviation")):
+        asked.append((
+            f"{control}: columns more even than those of softmax", control, "softmax",
+            lambda row, key=key: row["attention"][str(short)][key], words,  # type: ignore[misc]
+        ))  # fmt: skip
+    verdicts = []
+    for claim, ours, other, get, words in asked:
+        less = paired(found, ours, other, get)
+        if less is not None:
+            verdicts.append(Verdict(claim, f"{less} {words}, {len(less.each)} seeds", less.judge()))
+    return verdicts
