@@ -15,11 +15,8 @@ from bistoch.functional.elastic.cpu_head import (
     STEP,
     SUM,
     WEIGHT,
-    add_columns,
     behind_vectors,
     build_block,
-    dot_rows,
-    flush,
     kernel_of,
     low_rank,
     next_slot,
@@ -33,6 +30,7 @@ from bistoch.functional.elastic.cpu_head import (
     slot_at,
     whole,
 )
+from bistoch.functional.elastic.cpu_rows import add_columns, dot_rows, flush
 from bistoch.functional.elastic.cpu_runtime import (
     PLAIN,
     TRANSPOSED,

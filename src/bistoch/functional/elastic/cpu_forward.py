@@ -15,11 +15,8 @@ from bistoch.functional.elastic.cpu_head import (
     SHIFT,
     SUM,
     WEIGHT,
-    add_columns,
     behind_vectors,
     build_block,
-    dot_rows,
-    flush,
     kernel_of,
     next_slot,
     of_head,
@@ -30,6 +27,7 @@ from bistoch.functional.elastic.cpu_head import (
     over_queries,
     rows_of_slot,
 )
+from bistoch.functional.elastic.cpu_rows import add_columns, dot_rows, flush
 from bistoch.functional.elastic.cpu_runtime import (
     PLAIN,
     jit,
