@@ -172,5 +172,6 @@ def judge(found: Found) -> list[Verdict]:
     for claim, ours, other, get, words in asked:
         less = paired(found, ours, other, get)
         if less is not None:
-            verdicts.append(Verdict(claim, f"{less} {words}, {len(less.each)} seeds", less.judge()))
+            seeds = "1 seed" if len(less.each) == 1 else f"{len(less.each)} seeds"
+            verdicts.append(Verdict(claim, f"{less} {words}, {seeds}", less.judge()))
     return verdicts
