@@ -36,6 +36,7 @@ def causal_lm() -> None:
         "causal_lm_attention": causal_summary.look_table(found, found["plan"]["tested"][0]),
         "causal_lm_verdicts": (("asked", "measured", "holds"), causal_summary.judge(found)),
         "causal_lm_oracle": causal_summary.oracle_table(found),
+        "causal_lm_lam": causal_summary.lam_table(found),
     }.items():
         put_table("causal_lm.md", name, heads, rows)
 

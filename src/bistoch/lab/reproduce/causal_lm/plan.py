@@ -74,6 +74,8 @@ LINES = (
     Line("learned places: streamed ratio", balanced(1.0), "streamed ratio", True),
     Line("streamed ratio", balanced(1.0), "streamed ratio"),
     Line("control: own bias, held fixed", balanced(CONTROLLED), "own, held fixed"),
+    Line("learned places: bias of the distance", balanced(CONTROLLED), "of the distance", True),
+    Line("learned places: mass of another text", balanced(CONTROLLED), "of another", True),
 )
 FULL = Plan(
     "tiny-shakespeare",

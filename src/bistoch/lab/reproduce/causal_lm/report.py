@@ -94,7 +94,8 @@ def draw(found: Found) -> "Figure":
         for place, name in enumerate(names):
             less = paired(found, name, base_of(name), bits_at(length))
             if less is not None:
-                colour = QUIET if name.startswith("control") else PALETTE[0]
+                is_control = "control" in name or "distance" in name or "another" in name
+                colour = QUIET if is_control else PALETTE[0]
                 panel.scatter(less.each, [place] * len(less.each), s=20, color=colour, alpha=0.6,
                               linewidths=0)  # fmt: skip
                 panel.scatter([less.mean], [place], s=90, marker="|", color=colour)

@@ -81,6 +81,10 @@ def bits_at(length: int) -> Get:
     return lambda row: row["bits"][str(length)]
 
 
+def _look_at(length: int, key: str) -> Get:
+    return lambda row: row["attention"][str(length)][key]
+
+
 def base_of(name: str) -> str:
     """The line of softmax that a line is compared with: that with the same places.
 
@@ -149,31 +153,25 @@ def lam_table(found: Found) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 def judge(found: Found) -> list[Verdict]:
     """What was asked, beside what was measured; a difference counts beyond its 95 % interval."""
     short, long = found["plan"]["tested"]
-    control = "lam 1"
     asked: list[tuple[str, str, str, Get, str]] = []
     for name in ("lam 0.25", "lam 0.5", "lam 1", "lam learned", "sink logit"):
         asked.append((f"{name}: fewer bits than softmax", name, "softmax", bits_at(short), "bits"))
     for name in ("lam 1", "lam learned"):
         claim = f"{name}: fewer bits than softmax on texts of {long}, trained on {short}"
         asked.append((claim, name, "softmax", bits_at(long), "bits"))
-    for name, words in (
-        ("control: bias of the distance", "a mean bias per distance"),
-        ("control: mass of another text", "the mass of another text"),
-    ):
-        claim = f"{control}: fewer bits than with {words}"
-        asked.append((claim, control, name, bits_at(short), "bits"))
     for name in ("lam 1", "streamed ratio"):
-        ours = f"learned places: {name}"
-        claim = f"{ours}: fewer bits than softmax"
-        asked.append((claim, ours, "learned places: softmax", bits_at(short), "bits"))
-    for key, words in (("early", "largest overload, first half"), ("deviation", "deviation")):
-        asked.append((
-            f"{control}: columns more even than those of softmax", control, "softmax",
-            lambda row, key=key: row["attention"][str(short)][key], words,  # type: ignore[misc]
-        ))  # fmt: skip
+        ours, base = f"learned places: {name}", "learned places: softmax"
+        asked.append((f"{ours}: fewer bits than softmax", ours, base, bits_at(short), "bits"))
+    for ours, head in (("lam 1", "control"), ("learned places: lam 1", "learned places")):
+        for bias in ("bias of the distance", "mass of another text"):
+            claim = f"{ours}: fewer bits than with the {bias}"
+            asked.append((claim, ours, f"{head}: {bias}", bits_at(short), "bits"))
+        claim, base = f"{ours}: columns more even than those of softmax", base_of(ours)
+        asked.append((claim, ours, base, _look_at(short, "deviation"), "deviation"))
     verdicts = []
     for claim, ours, other, get, words in asked:
         less = paired(found, ours, other, get)
         if less is not None:
-            verdicts.append(Verdict(claim, f"{less} {words}, {len(less.each)} seeds", less.judge()))
+            seeds = "1 seed" if len(less.each) == 1 else f"{len(less.each)} seeds"
+            verdicts.append(Verdict(claim, f"{less} {words}, {seeds}", less.judge()))
     return verdicts
