@@ -121,7 +121,7 @@ def draw_plans_by_layer(plans: Mapping[str, Sequence[Tensor]], tokens: Sequence[
                         interpolation="nearest")  # fmt: skip
             axes.set(xticks=[], yticks=[])
             if column == 0:
-                axes.set_ylabel(_short(name), fontsize=8, color=INK)
+                axes.set_ylabel(_short(name).replace(", ", ",\n"), fontsize=8, color=INK)
             if row == 0:
                 axes.set_title(f"layer {column + 1}", fontsize=9, color=INK)
             if row == len(plans) - 1 and plan.shape[-1] == len(tokens) <= 24:
@@ -154,7 +154,7 @@ def draw_pictures(
             image = axes.imshow(maps[column], cmap="RdBu_r", vmin=0, vmax=2, aspect="auto")
             axes.set(xticks=[], yticks=[])
             if column == 0:
-                axes.set_ylabel(_short(name), fontsize=7, color=INK)
+                axes.set_ylabel(_short(name).replace(", ", ",\n"), fontsize=7, color=INK)
     figure.tight_layout(rect=(0, 0, 0.93, 1))
     bar = figure.colorbar(image, cax=figure.add_axes((0.94, 0.1, 0.015, 0.5)))
     bar.ax.tick_params(labelsize=7, length=2, color=RULE)
@@ -188,7 +188,7 @@ def draw_clouds(
             if row == 0:
                 axes.set_title(titles[column], fontsize=8, color=INK)
             if column == 0:
-                axes.set_ylabel(_short(name), fontsize=7, color=INK)
+                axes.set_ylabel(_short(name).replace(", ", ",\n"), fontsize=7, color=INK)
     figure.tight_layout(rect=(0, 0, 0.93, 1))
     bar = figure.colorbar(points, cax=figure.add_axes((0.94, 0.2, 0.015, 0.5)))
     bar.ax.tick_params(labelsize=7, length=2, color=RULE)
