@@ -192,17 +192,6 @@ def _logarithm(x):
     return float32
 
 
-@intrinsic
-def at(typing, address, like):
-    """An address as a pointer to numbers of type `like`, for numba.carray."""
-    kind = types.CPointer(like.dtype)
-
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], context.get_value_type(kind))
-
-    return kind(types.int64, like), generate
-
-
 def size_of(like):
     """Bytes of one number of a type."""
     raise NotImplementedError("only inside compiled kernels")
