@@ -32,6 +32,20 @@ def test_qr_is_that_of_numpy():
     torch.testing.assert_close(plan_of(scores), found, atol=1e-5, rtol=0)
 
 
+def test_lq_is_the_mirror_image():
+    q, k = random(2, 3, 7, 4).unbind()
+    mask = torch.arange(7) < torch.tensor([[7], [5], [2]])
+    masks = {"query_mask": mask, "key_mask": mask}
+    for ancilla in (1, 3):
+        mirrored = bistoch.orthogonal_plan(k, q, ancilla=ancilla, **masks).mT
+        found = bistoch.orthogonal_plan(q, k, method="lq", ancilla=ancilla, **masks)
+        torch.testing.assert_close(found, mirrored)
+    # the first query takes its direction whole
+    scores = random(5, 5)
+    shares = scores[0].square() / scores[0].square().sum()
+    torch.testing.assert_close(plan_of(scores, method="lq")[0], shares, atol=1e-6, rtol=0)
+
+
 def test_without_rank_it_is_the_mean_of_the_published_noise():
     # more tokens than features: keys after the third have no direction of their own
     q, k = random(2, 6, 3).unbind()
@@ -105,9 +119,11 @@ def test_who_minds_the_order(method):
     plan = bistoch.orthogonal_plan(q, k, method=method)
     together = bistoch.orthogonal_plan(q[order], k[order], method=method)
     queries = bistoch.orthogonal_plan(q[order], k, method=method)
-    # all tokens of self-attention in another order; queries alone in another order
-    assert torch.allclose(together, plan[order][:, order]) == (method != "qr")
+    keys = bistoch.orthogonal_plan(q, k[order], method=method)
+    # all tokens of self-attention in another order; queries alone; keys alone
+    assert torch.allclose(together, plan[order][:, order]) == (method in ("cayley", "expm"))
     assert torch.allclose(queries, plan[order]) == (method == "qr")
+    assert torch.allclose(keys, plan[:, order]) == (method == "lq")
 
 
 def test_an_ancilla_is_the_block_average_of_one_large_unitary_matrix():
@@ -178,7 +194,7 @@ def test_compiles(method):
 
 
 @pytest.mark.parametrize(("options", "error", "sentence"), [
-    ({"method": "svd"}, ValueError, "method must be one of 'qr', 'cayley', 'expm', but"),
+    ({"method": "svd"}, ValueError, "method must be one of 'qr', 'lq', 'cayley', 'expm', but"),
     ({"ancilla": 0}, ValueError, "ancilla must be at least 1, but it is 0"),
     ({"ancilla": 2.0}, TypeError, "ancilla must be a whole number"),
     ({"ridge": 0.0}, ValueError, "ridge must be a positive number, small against 1, but it is 0.0"),

@@ -8,10 +8,11 @@ from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
 from bistoch.functional.elastic.pose import working_dtype
 from bistoch.functional.elastic.problem import full_precision
-from bistoch.functional.square import Square, restore, square_scores
+from bistoch.functional.square import restore, square_scores
 from bistoch.functional.unitary import cayley, exponential, hermitian
 
-METHODS = ("qr", "cayley", "expm")
+METHODS = ("qr", "lq", "cayley", "expm")
+TRIANGULAR = ("qr", "lq")
 LARGE = 1e7
 
 
@@ -61,7 +62,8 @@ def orthogonal_plan(
 ) -> Float[Tensor, "*b n m"]:
     """A doubly stochastic plan without iterations: squared entries of a matrix of unit vectors.
 
-        qr:           P = U * U,   U R = S, the published one; keys come in their order
+        qr:           P = U * U,   U R = S, the published one; keys choose in their order
+        lq:           P = U * U,   L U = S, its mirror image; queries choose in their order
         cayley, expm: P = |U|^2,   U = (1 + iH/2)/(1 - iH/2) or exp(iH),
                       H = (S + S^T)/2 + i (S - S^T)/2
 
@@ -70,11 +72,12 @@ def orthogonal_plan(
     Args:
         query, key, query_mask, key_mask, scale: as for `elastic_attention`. Padding must leave as
             many queries as keys. Single pairs cannot be hidden: `mask` must be None.
-        method: "qr", "cayley" or "expm".
-        ancilla: how many plans to average. For "qr" their keys start at so many evenly spaced
-            places; for "cayley" and "expm" their scores are multiplied by 1/a, 3/a, 5/a, ...
-        ridge: for "qr": how short, against a typical score, a direction must be to count as none.
-            The mass of keys without a direction of their own is shared out evenly.
+        method: "qr", "lq", "cayley" or "expm".
+        ancilla: how many plans to average. For "qr" their keys, for "lq" their queries, start at so
+            many evenly spaced places; for "cayley" and "expm" their scores are multiplied by 1/a,
+            3/a, 5/a, ...
+        ridge: for "qr" and "lq": how short, against a typical score, a direction must be to count
+            as none. The mass of tokens without a direction of their own is shared out evenly.
         eps: temperature; the scores are divided by it.
 
     >>> import torch, bistoch
@@ -99,21 +102,24 @@ def _plan(operator, batch, query, key, method, ancilla, ridge, options) -> Float
     _inputs.check_ridge(operator, ridge)
     dtype = working_dtype(query.dtype)
     with full_precision(query.device):
-        if method == "qr":
+        if method in TRIANGULAR:
             # what earlier keys leave of a column may be as short as the ridge: a difference that
             # costs four digits, which the double of float32 has
             query, key = query.double(), key.double()
         square = square_scores(operator, batch, query, key, **options)
         if method == "qr":
-            plan = _by_directions(square, ancilla, ridge)
+            plan = _by_directions(square.scores, square.real, ancilla, ridge)
+        elif method == "lq":
+            plan = _by_directions(square.scores.mT, square.real, ancilla, ridge).mT
         else:
             plan = _by_rotation(square.scores, method, ancilla)
         return restore(plan.to(dtype), square, batch)
 
 
-def _by_directions(square: Square, ancilla: int, ridge: float) -> Float[Tensor, "B n n"]:
-    """The mean over `ancilla` starting places of the plan whose keys choose in a cyclic order."""
-    scores, real = square.scores, square.real
+def _by_directions(
+    scores: Float[Tensor, "B n n"], real: Bool[Tensor, "B n"] | None, ancilla: int, ridge: float
+) -> Float[Tensor, "B n n"]:
+    """The mean over `ancilla` starting places of the plan whose columns choose in cyclic order."""
     n = scores.shape[-1]
     if real is None:
         real = scores.new_ones(scores.shape[:2], dtype=torch.bool)
@@ -122,7 +128,7 @@ def _by_directions(square: Square, ancilla: int, ridge: float) -> Float[Tensor, 
     plan = torch.zeros_like(scores)
     for start in range(ancilla):
         first = count * start // ancilla
-        # padding stands behind the real keys, and stays there
+        # padding stands behind the real columns, and stays there
         order = torch.where(real, (place + first) % count.clamp_min(1), place)
         inverse = order.argsort(dim=-1)[:, None, :].expand_as(scores)
         turned = scores.gather(-1, order[:, None, :].expand_as(scores))

@@ -218,7 +218,8 @@ def batch_sizes(count: int, batch: int, processes: int) -> list[int]:
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """The optimizer of a recipe; its learning rate is set at every step."""
     groups = parameter_groups(model, recipe.weight_decay)
+    # fused: one pass over all parameters instead of a dozen small operations for each of them
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=recipe.rate, momentum=0.9)
+        return torch.optim.SGD(groups, lr=recipe.rate, momentum=0.9, fused=True)
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
-    return kind(groups, lr=recipe.rate)
+    return kind(groups, lr=recipe.rate, fused=True)
