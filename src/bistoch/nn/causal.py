@@ -1,17 +1,16 @@
 """Causal balance as a module: its elasticity may be learned, and it can decode."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bistoch.functional import OPERATORS, CausalState, _inputs, causal_elastic_step
+from bistoch.functional import OPERATORS, CausalState, causal_elastic_step
 from bistoch.functional._inputs import Mask, Option
-from bistoch.nn.operators import OperatorModule, lam_per_head
-from bistoch.nn.unit_interval import clamp_to_unit
+from bistoch.nn.operators import LamModule
 
 
-class CausalElastic(OperatorModule):
+class CausalElastic(LamModule):
     """Causal attention whose keys are balanced by the past, with an elasticity per head if wanted.
 
     Args:
@@ -32,8 +31,6 @@ class CausalElastic(OperatorModule):
     True
     """
 
-    lam: float | Tensor
-
     def __init__(
         self,
         lam: Option | None = None,
@@ -45,17 +42,10 @@ class CausalElastic(OperatorModule):
         learn: Literal["none", "head"] = "none",
         heads: int | None = None,
     ) -> None:
-        _inputs.check_choice("CausalElastic", "learn", learn, ("none", "head"))
-        if learn == "head":
-            lam = lam_per_head("CausalElastic", 0.0 if lam is None else lam, heads)
-        elif lam is None:
-            lam = 1.0
         super().__init__(
-            OPERATORS["causal_elastic"],
-            lam=lam, eps=eps, block=block, prior=prior, scale=scale, backend=backend,
+            OPERATORS["causal_elastic"], lam, learn, heads,
+            eps=eps, block=block, prior=prior, scale=scale, backend=backend,
         )  # fmt: skip
-        self.learn = learn
-        self.heads = heads if learn == "head" else None
 
     def step(
         self,
@@ -73,18 +63,3 @@ class CausalElastic(OperatorModule):
             query, key, value, state, mask=mask, query_mask=query_mask, key_mask=key_mask,
             **self.options(),
         )  # fmt: skip
-
-    def options(self) -> dict[str, Any]:
-        """The options of the next call, by name; a learned lam as it is used, inside [0, 1]."""
-        options = super().options()
-        if self.learn == "head":
-            options["lam"] = clamp_to_unit(options["lam"])
-        return options
-
-    def _written(self) -> dict[str, Any]:
-        written = super()._written()
-        if self.learn == "head":
-            # a learned lam is shown by the words that make it
-            del written["lam"]
-            written |= {"learn": self.learn, "heads": self.heads}
-        return written

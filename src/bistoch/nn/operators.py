@@ -140,7 +140,57 @@ class Sinkhorn(OperatorModule):
         )  # fmt: skip
 
 
-class Elastic(OperatorModule):
+class LamModule(OperatorModule):
+    """An operator with an elasticity that every head may learn for itself.
+
+    Args:
+        row: its row of `bistoch.OPERATORS`.
+        lam: elasticity in [0, 1], by default 1. With `learn="head"` the value to start from, by
+            default 0.
+        learn: "none", or "head" for a parameter `lam` with one entry per head. It is used clamped
+            to [0, 1]; at an end it receives the gradient only if that leads back inside.
+        heads: how many heads there are, for `learn="head"`.
+        options: what else to set the operator up with.
+
+    >>> LamModule(OPERATORS["elastic"], lam=0.5, learn="head", heads=2).lam.tolist()
+    [0.5, 0.5]
+    """
+
+    lam: float | Tensor
+
+    def __init__(
+        self, row: Operator, lam: Option | None, learn: str, heads: int | None, **options: Any
+    ) -> None:
+        owner = type(self).__name__
+        _inputs.check_choice(owner, "learn", learn, ("none", "head"))
+        if learn == "head":
+            heads = check_heads(owner, heads)
+            start = 0.0 if lam is None else lam
+            _inputs.check_lam(owner, start, (heads,))
+            lam = nn.Parameter(torch.ones(heads) * start)
+        elif lam is None:
+            lam = 1.0
+        super().__init__(row, lam=lam, **options)
+        self.learn = learn
+        self.heads = heads if learn == "head" else None
+
+    def options(self) -> dict[str, Any]:
+        """The options of the next call, by name; a learned lam as it is used, inside [0, 1]."""
+        options = super().options()
+        if self.learn == "head":
+            options["lam"] = clamp_to_unit(options["lam"])
+        return options
+
+    def _written(self) -> dict[str, Any]:
+        written = super()._written()
+        if self.learn == "head":
+            # a learned lam is shown by the words that make it
+            del written["lam"]
+            written |= {"learn": self.learn, "heads": self.heads}
+        return written
+
+
+class Elastic(LamModule):
     """The plan between softmax and doubly stochastic, whose elasticity may be learned per head.
 
     Args:
@@ -160,8 +210,6 @@ class Elastic(OperatorModule):
     True
     """
 
-    lam: float | Tensor
-
     def __init__(
         self,
         lam: Option | None = None,
@@ -174,32 +222,10 @@ class Elastic(OperatorModule):
         learn: Literal["none", "head"] = "none",
         heads: int | None = None,
     ) -> None:
-        _inputs.check_choice("Elastic", "learn", learn, ("none", "head"))
-        if learn == "head":
-            lam = lam_per_head("Elastic", 0.0 if lam is None else lam, heads)
-        elif lam is None:
-            lam = 1.0
         super().__init__(
-            OPERATORS["elastic"],
-            lam=lam, eps=eps, omega=omega, iters=iters, tol=tol, scale=scale, backend=backend,
+            OPERATORS["elastic"], lam, learn, heads,
+            eps=eps, omega=omega, iters=iters, tol=tol, scale=scale, backend=backend,
         )  # fmt: skip
-        self.learn = learn
-        self.heads = heads if learn == "head" else None
-
-    def options(self) -> dict[str, Any]:
-        """The options of the next call, by name; a learned lam as it is used, inside [0, 1]."""
-        options = super().options()
-        if self.learn == "head":
-            options["lam"] = clamp_to_unit(options["lam"])
-        return options
-
-    def _written(self) -> dict[str, Any]:
-        written = super()._written()
-        if self.learn == "head":
-            # a learned lam is shown by the words that make it
-            del written["lam"]
-            written |= {"learn": self.learn, "heads": self.heads}
-        return written
 
 
 class Hard(OperatorModule):
@@ -221,13 +247,6 @@ class Hard(OperatorModule):
         super().__init__(
             OPERATORS["hard"], scale=scale, straight_through=straight_through, eps=eps, iters=iters
         )
-
-
-def lam_per_head(operator: str, start: Option, heads: int | None) -> nn.Parameter:
-    """An elasticity that every head learns for itself."""
-    heads = check_heads(operator, heads)
-    _inputs.check_lam(operator, start, (heads,))
-    return nn.Parameter(torch.ones(heads) * start)
 
 
 def _show(value: Any) -> str:
