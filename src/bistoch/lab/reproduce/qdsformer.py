@@ -160,10 +160,22 @@ def _notes(rows: Sequence[Row], recipe: Recipe, *, smoke: bool) -> list[str]:
 
 def _shortened(recipe: Recipe) -> str:
     """That a run was not as long as the recipe, and what that means."""
-    falls = " and ".join(map(str, recipe.decays))
-    when = f"a tenth of the rate from epoch {falls} on" if falls else "the same rate throughout"
     return (
-        f"Ours was trained for {recipe.epochs} epochs with {when}, not for {RECIPE.epochs} with "
-        f"a tenth from epochs {' and '.join(map(str, RECIPE.decays))} on: compare ours with ours, "
-        "and with the published numbers only loosely."
+        f"Ours was trained for {recipe.epochs} epochs with {_falls(recipe)}, not for "
+        f"{RECIPE.epochs} with {_falls(RECIPE)}: compare ours with ours, and with the published "
+        "numbers only loosely."
     )
+
+
+def _falls(recipe: Recipe) -> str:
+    """When the rate falls, in words.
+
+    >>> _falls(recipe_of(10))
+    'a tenth of the rate from epochs 6 and 9 on'
+    >>> _falls(recipe_of(2)), _falls(recipe_of(1))
+    ('a tenth of the rate from epoch 2 on', 'the same rate throughout')
+    """
+    if not recipe.decays:
+        return "the same rate throughout"
+    epochs = "epoch" if len(recipe.decays) == 1 else "epochs"
+    return f"a tenth of the rate from {epochs} {' and '.join(map(str, recipe.decays))} on"
