@@ -297,7 +297,7 @@ def test_the_study_compares_with_what_is_published():
     assert "which is no more" in notes[-1]
     assert "loosely" not in " ".join(notes)
     shorter = " ".join(qdsformer._notes(rows, qdsformer.recipe_of(12), smoke=False))
-    assert "12 epochs with a tenth of the rate from epoch 7 and 11 on, not for 50" in shorter
+    assert "12 epochs with a tenth of the rate from epochs 7 and 11 on, not for 50" in shorter
 
 
 @pytest.mark.parametrize("epochs", range(1, 51))
