@@ -23,7 +23,7 @@ from bistoch.lab.compare import (
     summary,
 )
 from bistoch.lab.compare.difference import Difference
-from bistoch.lab.compare.draw import draw_clouds
+from bistoch.lab.compare.draw import draw_clouds, draw_curves
 from bistoch.lab.compare.plan import cell_folder
 from bistoch.lab.compare.run import train_all
 from bistoch.lab.compare.verdict import verdict
@@ -357,10 +357,12 @@ def test_epochs_belong_to_studies_that_have_them(tmp_path):
     for words, sentence in (
         (("sinks", "--epochs", 3), "sinks does not train by epochs"),
         (("qdsformer-fashion", "--smoke", "--epochs", 3), "a smoke run has epochs of its own"),
+        (("qdsformer-fashion", "--seed", 1, "--seed", 1), "seeds must be different"),
     ):
-        refused = run("reproduce", *words, "--out", tmp_path)
+        refused = run("reproduce", *words, "--out", tmp_path / "out")
         assert refused.exit_code == 2
         assert sentence in refused.stderr
+        assert not (tmp_path / "out").exists()
     settings = Settings(out=tmp_path, seeds=(0,), epochs=3)
     assert qdsformer.comparison_of(settings).recipe.epochs == 3
     assert settings.command("x") == "bistoch reproduce x --seed 0 --epochs 3"
@@ -402,6 +404,13 @@ def test_patience_does_not_promise_equal_steps(pictures):
         comparison = Comparison(pictures, MODEL, ("softmax",), (0,), recipe)
         found = page.Found(comparison, open_task(pictures), [], {}, "")
         assert ("the same number of steps" in page._intro(found)) == promised
+
+
+def test_one_epoch_is_one_tick():
+    figure = draw_curves({"softmax": {"loss": np.array([[0.5], [0.6]])}}, {"loss": "loss"})
+    (axes,) = figure.axes
+    low, high = axes.get_xlim()
+    assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [1]
 
 
 def test_clouds_read_to_another_length_are_other_runs(tmp_path):

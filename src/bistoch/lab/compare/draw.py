@@ -56,7 +56,8 @@ def draw_curves(curves: Mapping[str, Mapping[str, np.ndarray]], panels: Mapping[
                       markersize=2.5, linewidth=1.4)  # fmt: skip
             axes.fill_between(epochs, values.min(0), values.max(0), color=colours[operator],
                               alpha=0.15, linewidth=0)  # fmt: skip
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        # one epoch is one tick
+        axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         _dress(axes, title, "epoch")
     _legend(figure, len(curves))
     return figure

@@ -157,7 +157,7 @@ def layer_table(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, .
         for layer in range(len(numbers.get("entropy", ()))):
             name = row.cells[0].result["attention"]["layers"][layer].removesuffix(".attention")
             lines.append((
-                row.operator, f"{layer + 1}: {name}", f"{numbers['entropy'][layer]:.2f}",
+                row.operator, f"{layer + 1}:\u00a0{name}", f"{numbers['entropy'][layer]:.2f}",
                 f"{numbers['sink'][layer]:.3f}", f"{numbers['peak'][layer]:.2f}",
                 *([f"{numbers['rank'][layer + 1]:.1f}"] if paired else []),
             ))  # fmt: skip
