@@ -25,7 +25,7 @@ from bistoch.lab.compare import (
 from bistoch.lab.compare.difference import Difference
 from bistoch.lab.compare.draw import draw_clouds, draw_curves
 from bistoch.lab.compare.plan import cell_folder
-from bistoch.lab.compare.run import train_all
+from bistoch.lab.compare.run import print_scores, train_all
 from bistoch.lab.compare.verdict import verdict
 from bistoch.lab.data import Series
 from bistoch.lab.reproduce import STUDIES, Settings, qdsformer
@@ -404,6 +404,23 @@ def test_patience_does_not_promise_equal_steps(pictures):
         comparison = Comparison(pictures, MODEL, ("softmax",), (0,), recipe)
         found = page.Found(comparison, open_task(pictures), [], {}, "")
         assert ("the same number of steps" in page._intro(found)) == promised
+
+
+def test_scores_fit_a_terminal_of_80_columns():
+    usual = "elastic(lam=0.5, learn='head')"
+    rows = [row("softmax", 0.69, 0.706), row(usual, 0.689, 0.702), row("sinkhorn", 0.699, 0.597)]
+    for cell in (cell for one in rows for cell in one.cells):
+        cell.result["test"]["loss"], cell.result["parameters"] = 0.9, 72010
+    times = {"seconds": {one.operator: 1.0 for one in rows}}
+    comparison = Comparison(
+        "shapes", "set_transformer", tuple(one.operator for one in rows), (0, 1)
+    )
+    found = page.Found(comparison, open_task("shapes"), rows, times, "")
+    said = io.StringIO()
+    print_scores(found, Console(file=said, width=80))
+    # neither the usual names nor an interval is broken
+    assert f" {usual} " in said.getvalue()
+    assert re.search(r"sinkhorn .* \[-[0-9.]+, \+[0-9.]+\] ", said.getvalue())
 
 
 def test_one_epoch_is_one_tick():

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 
 from rich import box
 from rich.console import Console
@@ -23,6 +24,8 @@ from bistoch.models import operators
 
 # columns of the table of scores that a terminal has no room for
 IN_REPORT = ("each seed", "test loss", "parameters")
+# letters of a line of a head, at least
+HEAD = 10
 
 
 def run_compare(
@@ -109,9 +112,10 @@ def print_scores(found: Found, console: Console) -> None:
     # what is left out here is in the report
     kept = [place for place, name in enumerate(head) if name not in IN_REPORT]
     for place in kept:
-        # only names of operators are broken into lines
+        # heads are as narrow as their numbers, so that names of operators have the room
+        width = max(HEAD, *(len(row[place]) for row in rows))
         table.add_column(
-            head[place], justify="left" if place == 0 else "right", no_wrap=place > 0,
+            fill(head[place], width), justify="left" if place == 0 else "right", no_wrap=place > 0,
             overflow="fold",
         )  # fmt: skip
     for row in rows:
