@@ -16,7 +16,7 @@ SHAPED := $(subst $(space),$(comma),$(addprefix bistoch.functional.,softmax hard
 
 demo: $(VENV)/.installed
 	$(BIN)/bistoch compare --model "vit(patch=(7,7), depth=2, dim=64, heads=4)" \
-		--seeds 2 --epochs 6 --out demo
+		--seeds 3 --epochs 4 --out demo
 
 test: lint shapes
 	$(BIN)/pytest

@@ -235,6 +235,13 @@ def test_a_causal_promise_is_kept(operator):
 
 
 @every_operator
+def test_an_operator_is_causal_without_a_mask_if_it_says_so(operator):
+    q, k, _ = tokens(m=N)
+    seen = operator.plan(q, k).triu(1).any()
+    assert not seen if operator.always_causal else seen
+
+
+@every_operator
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_dtype_is_kept(operator, dtype):
     q, k, v = tokens(m=keys_for(operator), dtype=dtype)

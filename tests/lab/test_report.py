@@ -32,6 +32,14 @@ def test_pictures_are_inside_and_nothing_comes_from_outside(tmp_path):
     assert "default-src 'none'" in page
 
 
+def test_numbers_are_set_to_the_right_and_never_broken(tmp_path):
+    report = Report("numbers")
+    cells = ("elastic(lam=0.5)", "69.8 ± 1.1", "72,010", "+0.3 [-1.0, +1.6]", "12 %", "-", "")
+    report.table([str(place) for place in range(len(cells))], [cells])
+    page = report.write(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert re.findall(r'<td class="words">([^<]*)<', page) == ["elastic(lam=0.5)"]
+
+
 def test_a_page_is_replaced_in_one_step(tmp_path):
     path = tmp_path / "report.html"
     path.write_text("old")

@@ -105,3 +105,14 @@ def test_mistakes_are_told(changes, sentence):
 def test_other_pictures_are_refused():
     with pytest.raises(ValueError, match=r"\(batch, 6, 10, 1\), but their shape is \(2, 6, 11, 1"):
         make()(torch.zeros(2, 6, 11).double())
+
+
+@pytest.mark.parametrize("operator", ["delta", "causal_elastic(lam=0.5)"])
+def test_a_class_token_that_sees_nothing_is_refused(operator):
+    with pytest.raises(ValueError, match="which sees no other under the causal operator"):
+        make(operator)
+    # the mean of all tokens feels every patch
+    model, picture = make(operator, pool="mean"), torch.rand(1, 6, 10).double()
+    changed = picture.clone()
+    changed[:, -1, -1] += 1
+    assert not torch.equal(model(picture), model(changed))

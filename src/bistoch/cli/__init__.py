@@ -23,6 +23,8 @@ app = typer.Typer(
     help="Attention whose columns are as accountable as its rows.",
     no_args_is_help=True,
     add_completion=False,
+    # paragraphs of a docstring are filled to the width of the terminal
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 

@@ -49,6 +49,6 @@ def reproduce(
         seeds = tuple(seed) if seed else (0,) if smoke else study.seeds
         if epochs is not None and study.epochs is None:
             raise ValueError(f"reproduce: {name} does not train by epochs; leave --epochs out")
-        out.mkdir(parents=True, exist_ok=True)
         settings = Settings(out=out, seeds=seeds, smoke=smoke, epochs=epochs)
+        out.mkdir(parents=True, exist_ok=True)
         study.run(settings, console)

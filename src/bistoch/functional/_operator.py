@@ -68,6 +68,17 @@ class Operator:
         rows_are_free = self.causal and self.columns == "free"
         return rows_are_free and self.masks == "any" and not self.square
 
+    @property
+    def always_causal(self) -> bool:
+        """Whether a row sees nothing behind itself, without a mask that says so.
+
+        >>> import bistoch
+        >>> [name for name, row in bistoch.OPERATORS.items() if row.always_causal]
+        ['causal_elastic', 'delta']
+        """
+        # the others serve any number of keys, and leave it to a mask what a row may see
+        return self.causal and self.square
+
     def options(self) -> dict[str, Any]:
         """The options of this operator with their defaults.
 

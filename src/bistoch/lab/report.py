@@ -1,6 +1,7 @@
 """A report: text, tables and pictures in one HTML file that needs nothing from outside."""
 
 import base64
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -22,10 +23,11 @@ table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular
 th, td { padding: .25rem .75rem; text-align: right; border-bottom: 1px solid #8884; }
 td { white-space: nowrap; } td.words { white-space: normal; }
 .words, th:first-child, td:first-child { text-align: left; }
-figure.wide { overflow-x: auto; }
-figure { margin: 1.5rem 0; }
+figure { margin: 1.5rem 0; overflow-x: auto; }
 figure img { max-width: 100%; background: white; border-radius: .25rem; }
-figcaption { color: #888; font-size: .9rem; }
+/* on a telephone a picture is pushed aside, not shrunk until nobody can read it */
+@media (max-width: 45rem) { figure img { max-width: 48rem; } }
+figcaption { opacity: .75; font-size: .9rem; position: sticky; left: 0; }
 pre { overflow-x: auto; padding: .75rem; background: #8881; }
 """
 
@@ -87,7 +89,7 @@ class Report:
         )
         note = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
         self._parts.append(
-            f'<figure class="wide">{note}<table><thead><tr>{titles}</tr></thead>'
+            f"<figure>{note}<table><thead><tr>{titles}</tr></thead>"
             f"<tbody>{lines}</tbody></table></figure>"
         )
 
@@ -121,9 +123,18 @@ class Report:
 
 
 def _is_word(cell: object) -> bool:
-    """Whether a cell is read and not compared: not a number, and not the sign for none."""
+    """Whether a cell is read and not compared: not made of numbers, and not the sign for none.
+
+    >>> [_is_word(cell) for cell in ("elastic", "69.8 ± 1.1", "72,010", "+0.3 [-1.0, +1.6]", 1e-9)]
+    [True, False, False, False, False]
+    """
+    words = re.split(r"[\s,±\[\]()%]+", str(cell))
+    return not all(word in ("", "-") or _is_number(word) for word in words)
+
+
+def _is_number(word: str) -> bool:
     try:
-        float(str(cell).rstrip("%"))
+        float(word)
     except ValueError:
-        return str(cell) not in ("", "-")
-    return False
+        return False
+    return True

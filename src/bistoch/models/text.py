@@ -50,7 +50,8 @@ class TextEncoder(nn.Module):
     """A classifier of sentences: words and their places, blocks, and a pool over real tokens.
 
     Padding neither sends nor receives mass, and places are counted over real tokens. So a sentence
-    has the same scores alone, in any batch, and behind any number of paddings.
+    has the same scores alone, in any batch, and behind any number of paddings. (monarch needs a
+    fixed `block` for it and quantum fixed `tokens`: their sizes follow the padded length else.)
 
     Args:
         config: its sizes.

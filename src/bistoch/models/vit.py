@@ -24,6 +24,7 @@ class ViTConfig:
         depth, dim, heads: blocks, features of a token, heads of a block.
         mlp: hidden features of a block's network in units of `dim`; 0 for attention only.
         pool: "cls" reads the answer from a token of its own, "mean" from the mean of all tokens.
+            The class token comes first, so operators that are causal by themselves need "mean".
         dropout: probability of dropping an entry of what attention or the network returns.
     """
 
@@ -88,10 +89,13 @@ class ViT(nn.Module):
         self.place = nn.Parameter(0.02 * torch.randn(tokens, config.dim))
         # the class token is its place: one vector more would be added to the same
         self.has_class = has_class
-        self.blocks = nn.ModuleList(
+        blocks = [
             Block(config.dim, config.heads, operator, mlp=config.mlp, dropout=config.dropout)
             for _ in range(config.depth)
-        )
+        ]
+        if has_class:
+            _refuse_blind_class(blocks[0].attention.operator)
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(config.dim)
         self.classify = nn.Linear(config.dim, config.classes)
 
@@ -127,6 +131,15 @@ class ViT(nn.Module):
         (rows, columns), (height, width) = config.grid, config.patch
         x = images.unflatten(2, (columns, width)).unflatten(1, (rows, height))
         return x.transpose(2, 3).flatten(3).flatten(1, 2).flatten(2)
+
+
+def _refuse_blind_class(operator: nn.Module) -> None:
+    row = getattr(operator, "row", None)
+    if row is not None and row.always_causal:
+        raise ValueError(
+            f"ViT: pool='cls' reads the answer from the first token, which sees no other under the "
+            f"causal operator {row.name!r}; use pool='mean', or an operator that is not causal"
+        )
 
 
 def _are_sizes(*sizes: object) -> bool:

@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 
 import bistoch
+from bistoch.lab.compare.difference import Difference
 from bistoch.lab.reproduce import STUDIES, Settings
 from bistoch.lab.reproduce.causal_lm import plan as plans
 from bistoch.lab.reproduce.causal_lm import run as running
@@ -18,7 +19,7 @@ from bistoch.lab.reproduce.causal_lm.controls import (
     biases,
 )
 from bistoch.lab.reproduce.causal_lm.measure import attention, bits
-from bistoch.lab.reproduce.causal_lm.summary import Difference, judge, paired
+from bistoch.lab.reproduce.causal_lm.summary import judge, paired
 from bistoch.models import LanguageConfig, LanguageModel
 from bistoch.testing import assert_causal
 

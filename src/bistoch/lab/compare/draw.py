@@ -12,6 +12,9 @@ from bistoch.lab.compare.look import EDGES
 # of the palette of Okabe and Ito; softmax is black wherever it stands
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")
 
+# tokens that are named beside a plan, and panels side by side: more would be too small to read
+NAMED, ACROSS = 24, 4
+
 
 def colours_of(operators: Sequence[str]) -> dict[str, str]:
     """A colour for every operator, the same in all pictures.
@@ -53,7 +56,8 @@ def draw_curves(curves: Mapping[str, Mapping[str, np.ndarray]], panels: Mapping[
                       markersize=2.5, linewidth=1.4)  # fmt: skip
             axes.fill_between(epochs, values.min(0), values.max(0), color=colours[operator],
                               alpha=0.15, linewidth=0)  # fmt: skip
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        # one epoch is one tick
+        axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         _dress(axes, title, "epoch")
     _legend(figure, len(curves))
     return figure
@@ -88,16 +92,18 @@ def draw_layers(found: Mapping[str, Mapping[str, np.ndarray]], panels: Mapping[s
 def draw_loads(loads: Mapping[str, np.ndarray]) -> Any:
     """How many columns receive how much: one histogram per operator, on one scale."""
     colours = colours_of(list(loads))
-    figure = new_figure((3.0 * len(loads), 2.5))
+    across = min(len(loads), ACROSS)
+    down = -(-len(loads) // across)
+    figure = new_figure((3.0 * across, 2.5 * down))
     top = max(float(counts.max()) for counts in loads.values())
     widths = np.diff([*EDGES, EDGES[-1] + 0.1])
     for place, (operator, counts) in enumerate(loads.items(), 1):
-        axes = figure.add_subplot(1, len(loads), place)
+        axes = figure.add_subplot(down, across, place)
         axes.bar(EDGES, counts, width=widths, align="edge", color=colours[operator])
         axes.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
         axes.set(xlim=(0, EDGES[-1] + 0.1), ylim=(0, 1.05 * top))
         _dress(axes, _short(operator), "column mass over its share")
-        axes.set_yticks([])
+        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
     figure.tight_layout()
     return figure
 
@@ -124,8 +130,12 @@ def draw_plans_by_layer(plans: Mapping[str, Sequence[Tensor]], tokens: Sequence[
                 axes.set_ylabel(_short(name).replace(", ", ",\n"), fontsize=8, color=INK)
             if row == 0:
                 axes.set_title(f"layer {column + 1}", fontsize=9, color=INK)
-            if row == len(plans) - 1 and plan.shape[-1] == len(tokens) <= 24:
-                axes.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=6)
+            if plan.shape[-1] == len(tokens) <= NAMED:
+                if row == len(plans) - 1:
+                    axes.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=6)
+                if column == depth - 1:
+                    axes.yaxis.tick_right()
+                    axes.set_yticks(range(len(tokens)), tokens, fontsize=6)
             for spine in axes.spines.values():
                 spine.set(linewidth=0.6, edgecolor=RULE)
     figure.tight_layout()
@@ -151,7 +161,9 @@ def draw_pictures(
         axes.set(xticks=[], yticks=[])
         for row, (name, maps) in enumerate(loads.items(), 1):
             axes = figure.add_subplot(*shape, row * len(pictures) + column + 1)
-            image = axes.imshow(maps[column], cmap="RdBu_r", vmin=0, vmax=2, aspect="auto")
+            # patches lie over the picture as they were cut from it
+            image = axes.imshow(maps[column], cmap="RdBu_r", vmin=0, vmax=2,
+                                extent=(0, picture.shape[1], picture.shape[0], 0))  # fmt: skip
             axes.set(xticks=[], yticks=[])
             if column == 0:
                 axes.set_ylabel(_short(name).replace(", ", ",\n"), fontsize=7, color=INK)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from bistoch.analysis import metrics
-from bistoch.lab.compare.draw import draw_clouds, draw_pictures, draw_plans_by_layer
+from bistoch.lab.compare.draw import NAMED, draw_clouds, draw_pictures, draw_plans_by_layer
 from bistoch.lab.compare.look import Seen, see
 from bistoch.lab.compare.summary import Row
 from bistoch.lab.train import Classify, Task, restore_run
@@ -31,8 +31,8 @@ def example_figures(task: Task, rows: Sequence[Row]) -> Iterator[tuple[str, Any,
     words = _words(task, shown[0])
     yield (
         "plans", draw_plans_by_layer(plans, words),
-        f"{_title(task, shown[0])}: its plans, the mean of all heads. Rows are queries, columns "
-        "are keys; darker is more.",
+        f"A test sample{_of_class(task, shown[0])}: its plans, the mean of all heads. Rows are "
+        "queries, columns are keys; darker is more, on one scale for all operators of a layer.",
     )  # fmt: skip
     first = next(iter(models.values()))
     place = _points_layer(next(iter(seen.values()))[0]) if task.kind == "points" else None
@@ -67,15 +67,20 @@ def _spread(task: Task) -> list[int]:
     labels = getattr(task, "labels", {}).get("test")
     if labels is None:
         return [0]
+    if isinstance(task, Sentences):
+        # a text whose words can be read beside its plans, if there is one
+        short = (row for row, text in enumerate(task.encoded["test"]) if 3 < len(text) <= NAMED)
+        return [next(short, 0)]
     _, firsts = np.unique(labels, return_index=True)
     return [int(row) for row in np.sort(firsts)[:PICTURES]]
 
 
+def _of_class(task: Task, row: int) -> str:
+    return f" of the class {_title(task, row)}" if "classes" in task.facts else ""
+
+
 def _title(task: Task, row: int) -> str:
-    classes = task.facts.get("classes")
-    if classes is None:
-        return f"test sample {row}"
-    return str(classes[int(task.batch("test", torch.tensor([row])).target)])
+    return str(task.facts["classes"][int(task.batch("test", torch.tensor([row])).target)])
 
 
 def _words(task: Task, row: int) -> list[str]:

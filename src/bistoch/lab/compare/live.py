@@ -43,13 +43,16 @@ class Board:
 
     def finish(self, cell: Cell) -> None:
         """A run is done, now or before."""
+        # of several rates the chosen one comes again at the end
+        is_new = all(cell.folder != other.folder for other in self.cells)
         self.cells.append(cell)
         self.now = None
-        if self.live is None:
-            said = cell.diverged or score_text(
-                [cell.result["test"][self.task.score_name]], self.task
+        if self.live is None and is_new:
+            name, setup = self.task.score_name, cell.setup
+            percent = " %" if name == "accuracy" else ""
+            said = cell.diverged or (
+                f"test {name} {score_text([cell.result['test'][name]], self.task)}{percent}"
             )
-            setup = cell.setup
             self.console.print(
                 f"{setup.operator}, seed {setup.seed}, rate {setup.recipe.rate:g}: {said}",
                 highlight=False, markup=False,

@@ -1,16 +1,18 @@
 """The report of a comparison: one HTML file, and the same as Markdown with pictures beside it."""
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
 from bistoch.lab.bench.machine import DISTURBED
 from bistoch.lab.compare.draw import draw_curves, draw_layers, draw_loads
 from bistoch.lab.compare.examples import example_figures
 from bistoch.lab.compare.plan import Comparison
-from bistoch.lab.compare.summary import Row, lam_table, layer_table, score_table
+from bistoch.lab.compare.summary import Row, base_of, lam_table, layer_table, score_table
+from bistoch.lab.compare.verdict import verdict
+from bistoch.lab.drawing import to_png
 from bistoch.lab.files import write_whole
 from bistoch.lab.report import Report
 from bistoch.lab.train import Task
@@ -60,11 +62,10 @@ class _Both:
         self.lines += ["", *([caption, ""] if caption else [])]
 
     def figure(self, name: str, figure: Any, caption: str) -> None:
-        content = io.BytesIO()
-        figure.savefig(content, format="png", dpi=110, bbox_inches="tight")
-        self.report.image(content.getvalue(), caption)
+        content = to_png(figure)
+        self.report.image(content, caption)
         self.folder.joinpath("figures").mkdir(parents=True, exist_ok=True)
-        write_whole(self.folder / "figures" / f"{name}.png", content.getvalue())
+        write_whole(self.folder / "figures" / f"{name}.png", content)
         self.lines += [f"![{caption}](figures/{name}.png)", ""]
 
     def write(self) -> Path:
@@ -75,13 +76,19 @@ class _Both:
 def write_report(found: Found, folder: Path) -> Path:
     """Write report.html and report.md; the path of the first."""
     task, whole = found.task, [row for row in found.rows if row.cells]
-    page = _Both(f"{task.name}: {len(found.rows)} operators in the same model", folder)
+    count = len(found.rows)
+    words = "operators in the same model" if count > 1 else "operator"
+    page = _Both(f"{task.name}: {count} {words}", folder)
     for note in found.notes:
         page.text(note)
     page.text(_intro(found))
+    if said := verdict(found.rows, task):
+        page.heading("In short")
+        page.text(said)
     for caption, (head, lines) in found.tables.items():
         page.table(head, lines, caption)
-    page.table(*score_table(found.rows, task, found.times), _caption(found))
+    rates = len(found.comparison.rates) > 1
+    page.table(*score_table(found.rows, task, found.times, rates=rates), _caption(found))
     for row in found.rows:
         for cell in row.diverged:
             page.text(f"{row.operator}, seed {cell.setup.seed}: {cell.diverged}")
@@ -98,11 +105,18 @@ def write_report(found: Found, folder: Path) -> Path:
 def _add_curves(page: _Both, found: Found, rows: Sequence[Row]) -> None:
     watched, score = rows[0].cells[0].result["watched"], found.task.score_name
     page.heading("Learning curves")
-    panels = {"train_loss": "training loss", "loss": f"{watched} loss", score: f"{watched} {score}"}
-    curves = {row.operator: {name: row.curve(name) for name in panels} for row in rows}
+    percent, scale = (" (%)", 100) if score == "accuracy" else ("", 1)
+    panels = {"train_loss": "training loss", "loss": f"{watched} loss",
+              score: f"{watched} {score}{percent}"}  # fmt: skip
+    curves = {
+        row.operator: {name: row.curve(name) * (scale if name == score else 1) for name in panels}
+        for row in rows
+    }
+    stops = found.comparison.recipe.patience is not None
+    cut = " A line ends where the first of its seeds does." if stops else ""
     page.figure(
         "curves", draw_curves(curves, panels),
-        "Mean over seeds by epoch; the band reaches from the lowest seed to the highest.",
+        f"Mean over seeds by epoch; the band reaches from the lowest seed to the highest.{cut}",
     )  # fmt: skip
 
 
@@ -141,10 +155,12 @@ def _intro(found: Found) -> str:
         for split in ("train", "valid", "test")
         if task.count(split)
     )
+    # patience stops each run when it is due
+    steps = "" if comparison.recipe.patience else ", the same number of steps"
     return (
         f"The model {comparison.model} on {task.name} ({counts} samples), trained with each "
         f"operator on {seeds} {'seed' if seeds == 1 else 'seeds'}: the same weights to start from, "
-        "the same order of samples, the same number of steps."
+        f"the same order of samples{steps}."
     )
 
 
@@ -152,6 +168,14 @@ def _caption(found: Found) -> str:
     recipe, task = found.comparison.recipe, found.task
     kept = "the epoch with the best valid score" if recipe.patience else "the last epoch"
     better = "larger" if task.larger_is_better else "smaller"
+    seeds = len(found.comparison.seeds)
+    if seeds > 1:
+        scores = (
+            f"Mean ± standard deviation over {seeds} seeds, after {kept}; {better} is better. "
+            "Differences are taken seed by seed, with their 95 % interval."
+        )
+    else:
+        scores = f"The score of one seed, after {kept}; {better} is better."
     threads, others = found.times["threads"], found.times.get("others")
     busy = ""
     if others is not None and others > DISTURBED:
@@ -159,22 +183,44 @@ def _caption(found: Found) -> str:
             f" Meanwhile other programs used {others:.0%} of the cores: these times are doubtful."
         )
     return (
-        f"Mean ± standard deviation over seeds, after {kept}; {better} is better. Steps of "
-        f"{found.times['batch']} samples (forward, backward, update) were timed taking turns on "
-        f"{threads} {'thread' if threads == 1 else 'threads'}, the best of several; softmax takes "
+        f"{scores}{_doubt(found)} Steps of {found.times['batch']} samples (forward, backward, "
+        f"update) were timed taking turns on {threads} "
+        f"{'thread' if threads == 1 else 'threads'}, the best of several; softmax takes "
         f"{1000 * found.times['seconds']['softmax']:.3g} ms.{busy}"
     )
+
+
+def _doubt(found: Found) -> str:
+    """How well the test samples tell an accuracy at all: something that seeds do not show."""
+    count, base = found.task.count("test"), base_of(found.rows)
+    if base is None or found.task.score_name != "accuracy":
+        return ""
+    # one sample more of either kind: a perfect score on few samples is not certain
+    share = (mean(base.test("accuracy")) * count + 1) / (count + 2)
+    error = 100 * (share * (1 - share) / count) ** 0.5
+    return f" {count:,} test samples tell an accuracy to ±{error:.1f} points (standard error)."
 
 
 def _protocol(found: Found) -> list[tuple[str, str]]:
     comparison = found.comparison
     facts = {"data": comparison.data, "model": comparison.model, "seeds": comparison.seeds}
-    whole = next((row.cells[0] for row in found.rows if row.cells), None)
     if (length := found.task.facts.get("length")) is not None:
         facts["length"] = length
     facts |= asdict(comparison.recipe)
     if len(comparison.rates) > 1:
-        facts["rate"] = f"the best of {comparison.rates} by valid score, on the first seed"
-    if whole is not None:
-        facts["steps of a run"] = whole.result["steps"]
-    return [(name, str(value)) for name, value in facts.items()]
+        facts["rate"] = f"the best of {_plain(comparison.rates)} by valid score, on the first seed"
+    steps = {cell.result["steps"] for row in found.rows for cell in row.cells}
+    if steps:
+        facts["steps of a run"] = " to ".join(map(str, sorted({min(steps), max(steps)})))
+    return [(name.replace("_", " "), _plain(value)) for name, value in facts.items()]
+
+
+def _plain(value: object) -> str:
+    """A value of the protocol in words.
+
+    >>> _plain((0, 1)), _plain(()), _plain(None), _plain(0.05)
+    ('0, 1', 'none', 'none', '0.05')
+    """
+    if isinstance(value, tuple):
+        value = ", ".join(map(str, value))
+    return str(value) if value not in (None, "") else "none"

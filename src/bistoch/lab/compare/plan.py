@@ -1,10 +1,13 @@
 """What is compared: the same model, data and protocol with several operators and seeds."""
 
+import hashlib
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bistoch.functional import OPERATORS, parse_operator
+from bistoch.lab.data import DATASETS
 from bistoch.lab.files import digest
 from bistoch.lab.train import Recipe, Setup, Task
 
@@ -46,8 +49,16 @@ class Comparison:
                 raise ValueError(f"compare: {name} must differ, but {twice} is there twice")
         if not self.seeds:
             raise ValueError("compare: at least one seed is needed, but there is none")
+        read: dict[str, tuple[str, dict[str, Any]]] = {}
         for operator in self.operators:
-            parse_operator(operator, OPERATORS)
+            row, options = parse_operator(operator, OPERATORS)
+            # a whole number and the same with a point are one: repr would tell them apart
+            same = next((o for o, known in read.items() if known == (row.name, options)), None)
+            if same is not None:
+                raise ValueError(
+                    f"compare: operators must differ, but {operator} is {same} in other words"
+                )
+            read[operator] = row.name, options
 
     @property
     def chooses(self) -> bool:
@@ -69,6 +80,18 @@ def cell_folder(out: Path, setup: Setup, task: Task) -> Path:
     'elastic-lam-0.5-seed-3-'
     """
     counts = [task.count(split) for split in ("train", "valid", "test")]
-    facts = asdict(setup), counts, task.facts.get("length")
+    facts: tuple[object, ...] = asdict(setup), counts, task.facts.get("length")
+    if setup.data not in DATASETS:
+        # files of one's own may change under the same name
+        facts += (_content(setup.data),)
     name = re.sub(r"[^a-z0-9.]+", "-", setup.operator.lower()).strip("-")
     return out / "runs" / f"{name}-seed-{setup.seed}-{digest(*facts)}"
+
+
+def _content(data: str) -> str:
+    """A name for what a file holds, or all files of a folder."""
+    path, found = Path(data).expanduser(), hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            found.update(repr(file.relative_to(path)).encode() + file.read_bytes())
+    return found.hexdigest()

@@ -9,6 +9,7 @@ from typing import Any
 from bistoch.lab.bench.machine import describe_machine
 from bistoch.lab.compare.cells import Cell
 from bistoch.lab.compare.page import Found
+from bistoch.lab.compare.verdict import verdict
 from bistoch.lab.files import write_whole
 
 RECORD = "report.json"
@@ -37,6 +38,7 @@ def record_of(found: Found) -> dict[str, Any]:
         "larger_is_better": task.larger_is_better,
         "times": dict(found.times),
         "notes": list(found.notes),
+        "verdict": verdict(found.rows, task),
         "runs": [_run(cell) for row in found.rows for cell in (*row.cells, *row.diverged)],
     }
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 
 from rich import box
 from rich.console import Console
@@ -15,9 +16,16 @@ from bistoch.lab.compare.page import Found, write_report
 from bistoch.lab.compare.plan import Comparison
 from bistoch.lab.compare.record import write_record
 from bistoch.lab.compare.summary import rows_of, score_table
+from bistoch.lab.compare.verdict import verdict
 from bistoch.lab.train import Task, new_model, open_task
 from bistoch.lab.train.checkpoint import import_safetensors
 from bistoch.lab.train.log import MISSING, has_tensorboard
+from bistoch.models import operators
+
+# columns of the table of scores that a terminal has no room for
+IN_REPORT = ("each seed", "test loss", "parameters")
+# letters of a line of a head, at least
+HEAD = 10
 
 
 def run_compare(
@@ -41,10 +49,21 @@ def run_compare(
         tensorboard: whether to write files for TensorBoard.
         notes: paragraphs to put first in the report.
     """
+    task = open_task(comparison.data, comparison.model, hold_out=comparison.chooses, length=length)
+    cells = train_all(comparison, task, out, console, tensorboard=tensorboard)
+    times = time_once(comparison, task, out)
+    found = Found(comparison, task, rows_of(comparison, cells), times, command, notes)
+    print_scores(found, console)
+    return write_all(found, out, console)
+
+
+def train_all(
+    comparison: Comparison, task: Task, out: Path, console: Console, *, tensorboard: bool = False
+) -> list[Cell]:
+    """Train every run that is missing, with a board; what does not fit is said before the first."""
     # what is missing is said before hours of training, not after them
     import_safetensors()
     new_figure((1, 1))
-    task = open_task(comparison.data, comparison.model, hold_out=comparison.chooses, length=length)
     for operator in comparison.operators:
         check_operator(comparison, operator, task)
     if tensorboard and not has_tensorboard():
@@ -59,9 +78,13 @@ def run_compare(
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from here")
         raise
-    times = time_once(comparison, task, out)
-    found = Found(comparison, task, rows_of(comparison, cells), times, command, notes)
-    print_scores(found, console)
+    return cells
+
+
+def write_all(found: Found, out: Path, console: Console) -> Path:
+    """Say who is ahead, write report.html, report.md and report.json; the path of the first."""
+    if said := verdict(found.rows, found.task):
+        console.print(said, highlight=False, markup=False)
     page = write_report(found, out)
     write_record(found, out)
     console.print(f"report: {page}", highlight=False, markup=False, soft_wrap=True)
@@ -73,6 +96,11 @@ def check_operator(comparison: Comparison, operator: str, task: Task) -> None:
     import torch
 
     model = new_model(comparison.setup(operator, comparison.seeds[0]), task).eval()
+    if not operators(model):
+        raise ValueError(
+            f"compare: the model {comparison.model} attends nowhere, so that no operator makes a "
+            "difference; take another model or other options"
+        )
     with torch.no_grad():
         model(*task.batch("test", torch.tensor([0])).inputs)
 
@@ -81,9 +109,15 @@ def print_scores(found: Found, console: Console) -> None:
     """The table of scores, as the report has it."""
     head, rows = score_table(found.rows, found.task, found.times)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    kept = [0, 1, 3, 4]
+    # what is left out here is in the report
+    kept = [place for place, name in enumerate(head) if name not in IN_REPORT]
     for place in kept:
-        table.add_column(head[place], justify="left" if place == 0 else "right")
+        # heads are as narrow as their numbers, so that names of operators have the room
+        width = max(HEAD, *(len(row[place]) for row in rows))
+        table.add_column(
+            fill(head[place], width), justify="left" if place == 0 else "right", no_wrap=place > 0,
+            overflow="fold",
+        )  # fmt: skip
     for row in rows:
         table.add_row(*(escape(row[place]) for place in kept))
     console.print(table)

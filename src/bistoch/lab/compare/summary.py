@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bistoch.lab.compare.cells import Cell
+from bistoch.lab.compare.difference import Difference
 from bistoch.lab.compare.plan import Comparison
 from bistoch.lab.train import Task
 
@@ -67,48 +68,100 @@ def score_text(values: Sequence[float], task: Task) -> str:
     return spread(values, digits=3)
 
 
+def base_of(rows: Sequence[Row]) -> Row | None:
+    """The operator that the others are compared with: softmax, or the first that came to an end."""
+    whole = [row for row in rows if row.cells]
+    return next((row for row in whole if row.operator == "softmax"), whole[0] if whole else None)
+
+
+def lead(row: Row, base: Row, task: Task) -> Difference | None:
+    """What an operator scores more than another, over the seeds that both have; None without any.
+
+    For one seed both start from the same weights and see the same batches, so the difference is
+    taken seed by seed.
+    """
+    name = task.score_name
+    ours, theirs = (
+        {cell.setup.seed: cell.result["test"][name] for cell in line.cells} for line in (row, base)
+    )
+    each = tuple(ours[seed] - theirs[seed] for seed in ours if seed in theirs)
+    grain = 1 / max(task.count("test"), 1) if name == "accuracy" else 0.0
+    return Difference(each, grain) if each else None
+
+
+def lead_text(found: Difference, task: Task) -> str:
+    """A difference with sign, and its 95 % interval if there are seeds enough for one."""
+    if len(found.each) < 2:
+        return signed(found.mean, task)
+    low, high = (signed(found.mean + side * found.half, task) for side in (-1, 1))
+    return f"{signed(found.mean, task)} [{low}, {high}]"
+
+
+def signed(value: float, task: Task) -> str:
+    """A difference of scores with its sign: of accuracies in points, of others with three digits.
+
+    >>> from bistoch.lab.train import open_task
+    >>> signed(-0.0151, open_task("shapes")), signed(-0.0001, open_task("shapes"))
+    ('-1.5', '+0.0')
+    """
+    scale, digits = (100, 1) if task.score_name == "accuracy" else (1, 3)
+    # adding zero turns a rounded -0.0 into 0.0
+    return f"{round(scale * value, digits) + 0.0:+.{digits}f}"
+
+
 def score_table(
-    rows: Sequence[Row], task: Task, times: Mapping[str, Any]
+    rows: Sequence[Row], task: Task, times: Mapping[str, Any], *, rates: bool = False
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """One line per operator: test score, seeds, loss, time of a step, learning rate."""
+    """One line per operator: test score, its lead over softmax, seeds, loss, time of a step.
+
+    `rates` adds the learning rates, for comparisons in which every operator chose its own.
+    """
     percent = " (%)" if task.score_name == "accuracy" else ""
-    head = ("operator", f"test {task.score_name}{percent}", "each seed", "test loss",
-            "step, over softmax", "parameters", "learning rate")  # fmt: skip
+    base = base_of(rows) if sum(bool(row.cells) for row in rows) > 1 else None
     seconds = times["seconds"]
-    lines: list[tuple[str, ...]] = []
+    lines: list[dict[str, str]] = []
     for row in rows:
-        scores = row.test(task.score_name)
-        each = " ".join(score_text([score], task) for score in scores)
-        lost = f"{len(row.diverged)} diverged" if row.diverged else ""
-        cells = [*row.cells, *row.diverged]
-        lines.append((
-            row.operator, score_text(scores, task), " ".join(filter(None, (each, lost))),
-            spread(row.test("loss"), digits=3),
-            f"{seconds[row.operator] / seconds['softmax']:.2f}",
-            f"{row.cells[0].result['parameters']:,}" if row.cells else "",
-            f"{cells[0].setup.recipe.rate:g}" if cells else "",
-        ))  # fmt: skip
-    return head, lines
+        scores, cells = row.test(task.score_name), [*row.cells, *row.diverged]
+        lost = f" ({len(row.diverged)} diverged)" if row.diverged else ""
+        line = {
+            "operator": row.operator,
+            f"test {task.score_name}{percent}": score_text(scores, task) + lost,
+        }
+        if base is not None:
+            more = lead(row, base, task) if row is not base else None
+            line[f"difference to {base.operator}"] = lead_text(more, task) if more else ""
+        line |= {
+            "each seed": " ".join(score_text([score], task) for score in scores),
+            "test loss": spread(row.test("loss"), digits=3) if scores else "",
+            "step, over softmax": f"{seconds[row.operator] / seconds['softmax']:.2f}",
+            "parameters": f"{row.cells[0].result['parameters']:,}" if row.cells else "",
+        }
+        if rates:
+            line["learning rate"] = f"{cells[0].setup.recipe.rate:g}" if cells else ""
+        lines.append(line)
+    return tuple(lines[0]), [tuple(line.values()) for line in lines]
 
 
 def layer_table(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """One line per operator and layer: what attention does there."""
-    head = ("operator", "layer", "entropy", "largest sink score", "largest column mass",
-            "effective rank after")  # fmt: skip
+    head = ("operator", "layer", "entropy", "largest sink score", "largest column mass")
     lines: list[tuple[str, ...]] = []
+    # a block may attend more than once; then layers and states do not pair up
+    paired = all(
+        row.layers("rank").shape[1] == row.layers("entropy").shape[1] + 1
+        for row in rows
+        if row.cells
+    )
     for row in rows:
         numbers = {name: row.layers(name).mean(0) for name in LAYERED} if row.cells else {}
         for layer in range(len(numbers.get("entropy", ()))):
-            ranks = numbers["rank"]
-            # a block may attend more than once; then layers and states do not pair up
-            paired = len(ranks) == len(numbers["entropy"]) + 1
-            rank = f"{ranks[layer + 1]:.1f}" if paired else ""
             name = row.cells[0].result["attention"]["layers"][layer].removesuffix(".attention")
             lines.append((
-                row.operator, f"{layer + 1}: {name}", f"{numbers['entropy'][layer]:.2f}",
-                f"{numbers['sink'][layer]:.3f}", f"{numbers['peak'][layer]:.2f}", rank,
+                row.operator, f"{layer + 1}:\u00a0{name}", f"{numbers['entropy'][layer]:.2f}",
+                f"{numbers['sink'][layer]:.3f}", f"{numbers['peak'][layer]:.2f}",
+                *([f"{numbers['rank'][layer + 1]:.1f}"] if paired else []),
             ))  # fmt: skip
-    return head, lines
+    return (*head, "effective rank after") if paired else head, lines
 
 
 def lam_table(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:

@@ -1,59 +1,19 @@
 """The numbers of the study: differences seed by seed, the tables, and the verdicts."""
 
-import math
 from collections.abc import Callable
-from statistics import mean, stdev
-from typing import Any, NamedTuple
+from statistics import mean
+from typing import Any
 
+from bistoch.lab.compare.difference import Difference
 from bistoch.lab.compare.summary import spread
 from bistoch.lab.reproduce.study import Verdict
 
 Found = dict[str, Any]
 Get = Callable[[dict[str, Any]], float]
-# half of a 95 % interval in standard errors, by the number of seeds (Student)
-STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 LOOKS = {
     "sink_rate": ("sink rate", 2), "first": ("first token", 3), "overload": ("overload", 1),
     "early": ("first half", 1), "deviation": ("deviation", 2), "kurtosis": ("kurtosis", 1),
 }  # fmt: skip
-
-
-class Difference(NamedTuple):
-    """What one line has more than another, seed by seed."""
-
-    each: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        """The mean over seeds."""
-        return mean(self.each)
-
-    @property
-    def half(self) -> float:
-        """Half the width of its 95 % interval; infinite with one seed."""
-        if len(self.each) < 2:
-            return math.inf
-        return STUDENT.get(len(self.each), 2.0) * stdev(self.each) / math.sqrt(len(self.each))
-
-    def __str__(self) -> str:
-        """The mean and the spread over seeds, with sign.
-
-        >>> str(Difference((-0.02, -0.03))), str(Difference((0.01,)))
-        ('-0.025 ± 0.007', '+0.010')
-        """
-        if len(self.each) < 2:
-            return f"{self.mean:+.3f}"
-        return f"{self.mean:+.3f} ± {stdev(self.each):.3f}"
-
-    def judge(self) -> str:
-        """Whether it lies below zero beyond its interval, above it, or neither.
-
-        >>> Difference((-0.02, -0.021, -0.019)).judge(), Difference((-0.02, 0.021, 0.0)).judge()
-        ('yes', 'not to be told')
-        """
-        if abs(self.mean) <= self.half:
-            return "not to be told"
-        return "yes" if self.mean < 0 else "no, the opposite"
 
 
 def rows_of(found: Found, name: str) -> dict[int, dict[str, Any]]:
