@@ -3,6 +3,7 @@
 import hashlib
 import re
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,19 @@ def cell_folder(out: Path, setup: Setup, task: Task) -> Path:
 
 def _content(data: str) -> str:
     """A name for what a file holds, or all files of a folder."""
-    path, found = Path(data).expanduser(), hashlib.sha256()
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if file.is_file():
-            found.update(repr(file.relative_to(path)).encode() + file.read_bytes())
+    path = Path(data).expanduser()
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return _digest_files(
+        path, tuple((file, file.stat().st_mtime_ns) for file in files if file.is_file())
+    )
+
+
+# every run of a comparison asks, and files may be large: they are read once, until they are touched
+@lru_cache(maxsize=1)
+def _digest_files(path: Path, stamped: tuple[tuple[Path, int], ...]) -> str:
+    found = hashlib.sha256()
+    for file, _ in stamped:
+        with file.open("rb") as opened:
+            content = hashlib.file_digest(opened, "sha256").hexdigest()
+        found.update(f"{file.relative_to(path)} {content}\n".encode())
     return found.hexdigest()
