@@ -1,15 +1,18 @@
 """The command line says what it is asked, and says mistakes in one sentence."""
 
+import errno
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import bistoch
 from bistoch.cli import app
+from bistoch.cli.mistakes import one_sentence
 from bistoch.cli.operators import SHOWN
 
 SOURCE = Path(bistoch.__file__).parent
@@ -144,7 +147,7 @@ def test_show_writes_a_real_picture(tmp_path):
         (["__import__('os')"], "cannot read"),
         (["softmax", "--eps", "0"], "eps must be positive"),
         (["softmax", "--sink", "nan"], "sink must be finite"),
-        (["softmax", "--out", "no/such/folder/plans.png"], "cannot write no/such/folder/plans.png"),
+        (["softmax", "--out", "no/such/folder/a.png"], "cannot read or write no/such/folder/a.png"),
         (["softmax", "--out", "plans.nonsense"], "'nonsense' is not supported"),
     ],
 )
@@ -155,6 +158,17 @@ def test_a_mistake_is_one_sentence_and_exit_code_two(words, sentence):
     assert result.stderr.startswith("bistoch: ")
     assert result.stderr.count("\n") == 1
     assert "Traceback" not in result.output
+
+
+def test_a_full_disk_is_one_sentence_whatever_it_says_of_the_file(capsys):
+    with pytest.raises(typer.Exit), one_sentence():
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert capsys.readouterr().err == "bistoch: cannot read or write: No space left on device\n"
+
+
+def test_who_reads_no_further_makes_no_mistake():
+    with pytest.raises(BrokenPipeError), one_sentence():
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
 
 def test_a_warning_is_one_sentence():

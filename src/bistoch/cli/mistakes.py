@@ -17,8 +17,12 @@ def one_sentence() -> Iterator[None]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
+    except BrokenPipeError:
+        # who reads what is printed has read enough, as `head` does: nobody made a mistake
+        raise
     except OSError as mistake:
-        _refuse(f"cannot write {mistake.filename}: {mistake.strerror}")
+        where = f" {mistake.filename}" if mistake.filename else ""
+        _refuse(f"cannot read or write{where}: {mistake.strerror or mistake}")
     except (
         ValueError,
         TypeError,

@@ -70,6 +70,7 @@ Length = Annotated[
     typer.Option(
         min=1,
         help="Words read of a text, characters of a window of running text, or points of a cloud.",
+        show_default="256, 128, all",
     ),
 ]
 Data = Annotated[str, typer.Option(help="A name of `bistoch data list`, or a path of yours.")]

@@ -18,6 +18,9 @@ def write_whole(path: Path, content: bytes) -> None:
     try:
         part.write_bytes(content)
         os.replace(part, path)
+    except OSError as refused:
+        # a full disk does not say which file it could not take
+        raise OSError(refused.errno, refused.strerror, str(path)) from refused
     finally:
         part.unlink(missing_ok=True)
 

@@ -88,6 +88,20 @@ BAD_ARRAYS = {
         IMAGES | {"classes": np.array(["x", "y"])},
         r"y_train, row 2: labels must lie in 0 \.\. 1, the 2 classes named, but it is 2",
     ),
+    "one class": (
+        IMAGES | {"y_train": np.ones(7, int), "y_test": np.ones(2, int)},
+        "y_train must have samples of at least two classes, but all 7 are of class 1",
+    ),
+    "years": (
+        IMAGES | {"y_train": 2**20 + IMAGES["y_train"]},
+        r"number the classes from zero, .* 7 samples of 3 classes; number them with numpy\.unique",
+    ),
+    "a name alone": (
+        IMAGES | {"classes": np.array("x")},
+        r"different names, but its shape is \(\)",
+    ),
+    "equal names": (IMAGES | {"classes": np.array(list("xyx"))}, r"\(3,\) with 2 different"),
+    "too large": (POINTS | {"x_test": 1e300 * POINTS["x_test"]}, "row 0: points must be finite in"),
     "nan": (POINTS | {"x_test": NAN}, "x_test, row 1: points must be finite"),
     "new word": (
         IMAGES | {"y_train": np.array(list("abababa")), "y_test": np.array(["a", "q"])},
@@ -188,6 +202,24 @@ def test_what_is_wrong_with_a_folder_is_named(paint, tmp_path):
         load(folder)
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "float32"])
+def test_a_picture_of_more_bits_is_refused_and_not_spoiled(tmp_path, dtype):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    for name in ("a/0", "a/1", "b/0", "b/1"):
+        Image.fromarray(np.full((5, 7), 900, dtype)).save(tmp_path / f"{name}.tif")
+    with pytest.raises(DataError, match=r"0\.tif: pictures must have 8 bits for each colour"):
+        load(tmp_path)
+
+
+def test_a_picture_too_large_to_be_one(paint, monkeypatch):
+    for name in ("a/0.png", "a/1.png", "b/0.png", "b/1.png"):
+        folder = paint(name, 9)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3)
+    with pytest.raises(DataError, match=r"\.png is cut or damaged, or not a picture \(.*exceeds"):
+        load(folder)
+
+
 def test_a_class_only_in_test_is_named(paint):
     for path in ("train/cat/a.png", "train/dog/a.png", "test/cow/a.png"):
         folder = paint(path, 1)
@@ -276,6 +308,7 @@ BAD_TEXTS = {
         ("text,label,split\na,x,trian\n", "line 2: split must be one of train, test, .*'trian'"),
         ("text,label,split\na,x,train\nb,y,train\n", "no row of split 'test' among 2 rows"),
         ("text,label,split\na,x,train\nb,y,train\nc,z,test\n", "line 4: the label 'z' does not"),
+        ("text,label,label\na,x,y\n", "the column label must be there once, but .* 2 times"),
         ("date,a\n2020-01-01,1\n", "a series needs .* and 1 rows follow"),
         ("date\n", "a series needs the columns date and at least one of numbers"),
     ],
@@ -342,6 +375,27 @@ def test_what_is_wrong_with_a_series_is_named(tmp_path, row, said):
         load(tmp_path / "a.csv")
 
 
+def test_sentences_may_have_a_date(tmp_path):
+    rows = [f"2020-01-01,sentence {i},{'ab'[i % 2]}" for i in range(10)]
+    (tmp_path / "mine.csv").write_text("\n".join(["date,text,label", *rows]))
+    assert load(tmp_path / "mine.csv").kind == "text"
+
+
+def test_a_packed_file_in_capitals(tmp_path):
+    rows = [f"sentence {i},{'ab'[i % 2]}" for i in range(10)]
+    packed = gzip.compress("\n".join(["text,label", *rows]).encode())
+    (tmp_path / "MINE.CSV.GZ").write_bytes(packed)
+    assert load(tmp_path / "MINE.CSV.GZ").classes == ("a", "b")
+
+
+def test_names_of_one_value_have_an_order(tmp_path):
+    # that of a set is another in every process
+    names = ["1", "01", "001", "0001", "00001"]
+    rows = [f"sentence {i},{names[i % 5]}" for i in range(20)]
+    (tmp_path / "mine.csv").write_text("\n".join(["text,label", *rows]))
+    assert load(tmp_path / "mine.csv").classes == tuple(sorted(names))
+
+
 def test_a_sentence_stays_short_whatever_it_quotes(tmp_path):
     for name, content in {
         "a.csv": f"{'x' * 10000},{'y' * 10000}\n",
@@ -366,5 +420,7 @@ def test_a_name_of_the_table_wins_over_a_folder_called_so(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shapes").mkdir()
     assert load("shapes").kind == "points"
+    with pytest.raises(DataError, match="'' is neither a data set nor a file"):
+        load("")
     with pytest.raises(DataError, match="one folder of pictures per class"):
         load("./shapes")

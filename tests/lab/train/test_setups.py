@@ -268,6 +268,8 @@ def test_operators_of_one_seed_start_from_the_same_weights():
         (("--rate", "0"), "rate must be above 0"),
         (("--schedule", "steps"), "decays belong to schedule='steps'"),
         (("--device", "cuda"), "sees no cuda device"),
+        (("--device", "mps"), "device must be cpu, cuda or cuda:0, but it is 'mps'"),
+        (("--model", "vit(classes=3)"), "the data decide classes, 10 for fashion-mnist-small, but"),
     ],
 )
 def test_a_mistake_is_one_sentence(words, sentence, tmp_path):

@@ -132,7 +132,8 @@ def _network(name: str, file: File, received: Callable[[], int]) -> Iterator[Non
         reason = getattr(broken, "reason", None) or broken
         raise DataError(
             f"{name}: {file.url} cannot be reached or broke off after {received()} of {file.size} "
-            f"bytes ({reason}); nothing was kept; try again"
+            f"bytes ({reason}); nothing was kept; try again, or put the file into a folder and set "
+            "BISTOCH_DATA to that folder"
         ) from broken
 
 

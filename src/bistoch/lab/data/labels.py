@@ -30,7 +30,8 @@ def class_names(train: Sequence[Labelled], source: str) -> tuple[str, ...]:
             f"{len(train)} samples of {len(names)}"
         )
     if all(name.removeprefix("-").isdecimal() and len(name) < 20 for name in names):
-        return tuple(sorted(names, key=int))
+        # 01 and 1 are two names of one value: a set alone would order them anew in every process
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
 
 

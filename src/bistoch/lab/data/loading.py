@@ -47,7 +47,8 @@ def load(source: str | PathLike[str]) -> Loaded:
     ((4000, 28, 28), dtype('uint8'), 'Ankle boot')
     """
     name = fspath(source)
-    if name not in DATASETS and Path(name).expanduser().exists():
+    # no name at all would be the folder one stands in
+    if name and name not in DATASETS and Path(name).expanduser().exists():
         return load_own(Path(name).expanduser())
     entry = entry_of(name)
     if entry.make is not None:

@@ -7,7 +7,7 @@ from bistoch.lab.data.kinds import Corpus, DataError
 from bistoch.lab.data.own_arrays import read_own_arrays
 from bistoch.lab.data.own_pictures import read_own_pictures
 from bistoch.lab.data.own_text import read_own_text
-from bistoch.lab.data.packed import read_table, read_text
+from bistoch.lab.data.packed import form_of, read_table, read_text
 from bistoch.lab.data.read_series import parse_series
 
 KINDS = ".npz, .csv, .tsv, .jsonl, .txt (the last four also as .gz or .xz), or a folder of pictures"
@@ -17,15 +17,13 @@ def load_own(path: Path) -> Loaded:
     """Read a file or a folder of yours; see the page on data for what each must look like."""
     if path.is_dir():
         return read_own_pictures(path)
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    packed = suffixes[-1:] in ([".gz"], [".xz"])
-    form = suffixes[-2] if packed and len(suffixes) > 1 else suffixes[-1] if suffixes else ""
-    if form == ".npz" and not packed:
+    form = form_of(path)
+    if path.suffix.lower() == ".npz":
         return read_own_arrays(path)
     if form in {".csv", ".tsv"}:
-        # a table of dates and numbers is a series
+        # a table of dates and numbers is a series; sentences may have a date, too
         _, head = next(read_table(path, form), (1, [""]))
-        if form == ".csv" and head[0] == "date":
+        if form == ".csv" and head[0] == "date" and "text" not in head:
             return parse_series(path.name.split(".")[0], path)
         return read_own_text(path, form)
     if form == ".jsonl":

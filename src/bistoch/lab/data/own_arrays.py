@@ -75,19 +75,21 @@ def _samples(path: Path, split: str, arrays: Mapping[str, np.ndarray], kind: Kin
         )
     if kind == "images":
         return x
-    finite = np.isfinite(x).all(axis=(1, 2))
+    with np.errstate(over="ignore"):
+        points = x.astype(np.float32)
+    finite = np.isfinite(points).all(axis=(1, 2))
     if not finite.all():
         raise DataError(
-            f"{path}: x_{split}, row {int(np.argmin(finite))}: points must be finite, but some "
-            "are not; remove or repair that sample"
+            f"{path}: x_{split}, row {int(np.argmin(finite))}: points must be finite in float32, "
+            "but some are not; remove or repair that sample"
         )
-    return x.astype(np.float32)
+    return points
 
 
 def _labels(
     path: Path, splits: list[str], arrays: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    given = tuple(str(name) for name in arrays["classes"]) if "classes" in arrays else None
+    given = _given_classes(path, arrays["classes"]) if "classes" in arrays else None
     y = {split: arrays[f"y_{split}"] for split in splits}
     if all(np.issubdtype(labels.dtype, np.str_) for labels in y.values()):
         words = {
@@ -97,7 +99,7 @@ def _labels(
         classes = given or class_names(words["train"], str(path))
         return {split: class_numbers(words[split], classes, str(path)) for split in splits}, classes
     # numbers: zero to the number of classes
-    names = given or tuple(str(c) for c in range(_highest(path, y["train"], "y_train") + 1))
+    names = given or _numbered_classes(path, y["train"])
     for split, labels in y.items():
         _highest(path, labels, f"y_{split}")
         for row in np.flatnonzero((labels < 0) | (labels >= len(names)))[:1]:
@@ -106,6 +108,32 @@ def _labels(
                 f"{len(names)} classes {'named' if given else 'of train'}, but it is {labels[row]}"
             )
     return {split: labels.astype(np.int64) for split, labels in y.items()}, names
+
+
+def _given_classes(path: Path, names: np.ndarray) -> tuple[str, ...]:
+    if names.ndim != 1 or len(np.unique(names)) < max(len(names), 2):
+        raise DataError(
+            f"{path}: classes must be a list of at least two different names, but its shape is "
+            f"{names.shape}" + (f" with {len(np.unique(names))} different" if names.ndim else "")
+        )
+    return tuple(str(name) for name in names)
+
+
+def _numbered_classes(path: Path, labels: np.ndarray) -> tuple[str, ...]:
+    """Classes are counted from zero; some may not occur in train, but not most of them."""
+    highest, found = _highest(path, labels, "y_train"), len(np.unique(labels))
+    if highest >= len(labels):
+        raise DataError(
+            f"{path}: y_train must number the classes from zero, but its highest label is "
+            f"{highest} and there are {len(labels)} samples of {found} classes; number them with "
+            "numpy.unique(y, return_inverse=True), or name all in classes"
+        )
+    if found < 2 and labels.min() >= 0:
+        raise DataError(
+            f"{path}: y_train must have samples of at least two classes, but all {len(labels)} are "
+            f"of class {highest}"
+        )
+    return tuple(str(c) for c in range(highest + 1))
 
 
 def _highest(path: Path, labels: np.ndarray, key: str) -> int:

@@ -70,6 +70,12 @@ def _table_rows(
             f"{'is' if len(lacking) == 1 else 'are'} missing; the head is "
             f"{', '.join(head)[:200] or 'empty'}"
         )
+    for name in (*needed, "split"):
+        if head.count(name) > 1:
+            raise DataError(
+                f"{path}, line 1: the column {name} must be there once, but it is there "
+                f"{head.count(name)} times; rename the others"
+            )
     for line, values in fields:
         if len(values) != len(head):
             raise DataError(

@@ -63,13 +63,24 @@ def cut_or_broken(path: Path) -> Iterator[None]:
         raise DataError(f"cannot read {path}: {refused.strerror or refused}") from refused
 
 
+def form_of(path: Path) -> str:
+    """What the name of a file says it is, whatever it is packed with, in lower case.
+
+    >>> form_of(Path("v1.txt.CSV.gz")), form_of(Path("mine.npz")), form_of(Path("mine"))
+    ('.csv', '.npz', '')
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    packed = suffixes[-1:] in ([".gz"], [".xz"]) and len(suffixes) > 1
+    return suffixes[-2 if packed else -1] if suffixes else ""
+
+
 def read_bytes(path: Path, limit: int = -1) -> bytes:
     """The content of a plain, .gz or .xz file; only the first `limit` bytes if given."""
     with cut_or_broken(path):
-        if path.suffix == ".gz":
+        if path.suffix.lower() == ".gz":
             with gzip.open(path) as stream:
                 return stream.read(limit)
-        if path.suffix == ".xz":
+        if path.suffix.lower() == ".xz":
             with lzma.open(path) as stream:
                 return stream.read(limit)
         with path.open("rb") as plain:
@@ -79,8 +90,15 @@ def read_bytes(path: Path, limit: int = -1) -> bytes:
 def read_text(path: Path, encoding: str = "utf-8") -> str:
     """The content of a plain, .gz or .xz text file, with the line ends it has."""
     content = read_bytes(path)
-    with cut_or_broken(path):
+    try:
         return content.decode(encoding)
+    except UnicodeDecodeError as broken:
+        line = content.count(b"\n", 0, broken.start) + 1
+        raise DataError(
+            f"{path}, line {line}: text must be UTF-8, but there is the byte "
+            f"0x{content[broken.start]:02x} ({broken.reason}); save it as UTF-8, or replace it by "
+            "a whole copy"
+        ) from broken
 
 
 def read_lines(path: Path) -> list[str]:

@@ -97,9 +97,14 @@ def decode(content: bytes, path: Path) -> np.ndarray:
         ) from absent
     try:
         with Image.open(io.BytesIO(content)) as image:
-            grey = image.mode in {"1", "L", "LA", "I;16", "I", "F"}
-            return np.asarray(image.convert("L" if grey else "RGB"))
-    except (UnidentifiedImageError, OSError, SyntaxError) as broken:
+            if image.mode.startswith(("I", "F")):
+                # how many of its values are used is not known: any scale would be a guess
+                raise DataError(
+                    f"{path}: pictures must have 8 bits for each colour, but this one has more "
+                    f"(mode {image.mode}); scale it to 0 .. 255 and save it again"
+                )
+            return np.asarray(image.convert("L" if image.mode in {"1", "L", "LA"} else "RGB"))
+    except (OSError, SyntaxError, Image.DecompressionBombError) as broken:
         why = "its kind is unknown" if isinstance(broken, UnidentifiedImageError) else broken
         raise DataError(f"{path} is cut or damaged, or not a picture ({why})") from broken
 

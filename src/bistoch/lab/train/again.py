@@ -6,6 +6,7 @@ import torch
 
 from bistoch.lab.data import DataError, Dataset, load
 from bistoch.lab.train.open import open_task
+from bistoch.lab.train.running import NextCharacter
 from bistoch.lab.train.score import evaluate
 from bistoch.lab.train.sentences import Sentences
 from bistoch.lab.train.setup import Restored, restore_run
@@ -27,6 +28,10 @@ def _same_task(run: Restored, data: str) -> Task:
     """The task of a run on perhaps other data: the same classes, and the words it knows."""
     facts = run.config["facts"]
     found = load(data)
+    if found.kind != run.config["kind"]:
+        raise DataError(
+            f"eval: the model was trained on {run.config['kind']}, but {data} is {found.kind}"
+        )
     classes = facts.get("classes")
     if isinstance(found, Dataset) and list(found.classes) != classes:
         raise DataError(
@@ -36,10 +41,8 @@ def _same_task(run: Restored, data: str) -> Task:
     task = open_task(data, run.setup.model, length=facts.get("length"))
     if isinstance(task, Sentences):
         task.read_with(facts["unit"], facts["pieces"])
-    if task.kind != run.config["kind"]:
-        raise DataError(
-            f"eval: the model was trained on {run.config['kind']}, but {data} is {task.kind}"
-        )
+    if isinstance(task, NextCharacter):
+        task.read_with(facts["pieces"], as_bytes=facts.get("bytes", False))
     # what does not fit is said by the model itself, before all samples are read
     with torch.no_grad():
         run.model(*task.batch("test", torch.tensor([0])).inputs)

@@ -199,14 +199,13 @@ class _Run:
 
 
 def batch_sizes(count: int, batch: int, processes: int) -> list[int]:
-    """The sizes of the batches of an epoch; a last one that not all processes share is left out.
+    """The sizes of the batches of an epoch; one that not all processes share is left out.
 
     >>> batch_sizes(10, 4, 1), batch_sizes(9, 4, 2)
     ([4, 4, 2], [4, 4])
     """
     sizes = [min(batch, count - start) for start in range(0, count, batch)]
-    if sizes and sizes[-1] < processes:
-        sizes.pop()
+    sizes = [size for size in sizes if size >= processes]
     if not sizes:
         raise ValueError(
             f"train: {count} samples in batches of {batch} give nothing to do for {processes} "

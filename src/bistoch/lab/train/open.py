@@ -1,6 +1,7 @@
 """From the name of a data set to a task: one door for every kind of data."""
 
 from bistoch.lab.data import DATASETS, Corpus, Dataset, Series, load
+from bistoch.lab.data.entry import Loaded
 from bistoch.lab.train.classify import Classify
 from bistoch.lab.train.running import WINDOW, Forecast, NextCharacter
 from bistoch.lab.train.sentences import LONGEST, Sentences
@@ -32,7 +33,19 @@ def open_task(
     >>> open_task("shapes").kind
     'points'
     """
-    found = load(data)
+    task = _open_task(load(data), data, model, hold_out, length)
+    if hold_out and not task.count("valid"):
+        # never by the test split
+        raise ValueError(
+            f"{task.name}: to choose by held-out samples valid must have at least one window, but "
+            "it has none; give more data, smaller windows, or nothing to choose"
+        )
+    return task
+
+
+def _open_task(
+    found: Loaded, data: str, model: str | None, hold_out: bool, length: int | None
+) -> Task:
     if length is not None and found.kind not in CUT:
         raise ValueError(
             f"train: a length belongs to {', '.join(CUT)}, but {data} is {found.kind}; leave it out"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bistoch.lab.data import DataError
 from bistoch.lab.data.own_text import read_texts
-from bistoch.lab.data.packed import read_arrays, read_bytes, read_text
+from bistoch.lab.data.packed import cut_or_broken, form_of, read_arrays, read_bytes, read_text
 from bistoch.lab.data.read_images import decode
 from bistoch.lab.text import Vocabulary
 from bistoch.lab.train.classify import draw_points, encode_arrays
@@ -18,6 +18,12 @@ from bistoch.lab.train.sentences import encode_text, pad
 from bistoch.lab.train.setup import Restored
 
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
+# axes of an array of samples, and its shape in words
+ARRAYS = {
+    "images": ((3, 4), "(n, h, w) or (n, h, w, 3)"),
+    "points": ((3,), "(n, p, 3)"),
+    "tokens": ((2,), "(n, length)"),
+}
 AT_ONCE = 64
 
 
@@ -55,6 +61,11 @@ def predict(run: Restored, paths: Sequence[Path]) -> list[Guess]:
         inputs = _encode([samples[row] for row in rows], run)
         likely = run.model(*inputs).float().softmax(-1)
         for name, row in zip((names[row] for row in rows), likely, strict=True):
+            if not row.isfinite().all():
+                raise DataError(
+                    f"predict: the model finds no probability for {name}; its numbers are perhaps "
+                    "far from those it was trained on: scale it as these were"
+                )
             best = int(row.argmax())
             guesses.append(Guess(name, classes[best], row[best].item()))
     return guesses
@@ -80,9 +91,8 @@ def _encode(samples: list[Any], run: Restored) -> tuple[Tensor, ...]:
 
 
 def _read_texts(path: Path) -> list[tuple[str, str]]:
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    form = next((s for s in suffixes if s in {".csv", ".tsv", ".jsonl", ".txt"}), "")
-    if path.is_dir() or not form:
+    form = form_of(path)
+    if path.is_dir() or form not in {".csv", ".tsv", ".jsonl", ".txt"}:
         raise DataError(
             f"predict: the model reads texts, from a .csv, .tsv, .jsonl or .txt file, but {path} "
             "is none of these"
@@ -99,6 +109,12 @@ def _read_texts(path: Path) -> list[tuple[str, str]]:
 def _read_arrays(path: Path, run: Restored) -> list[tuple[str, np.ndarray]]:
     if path.suffix.lower() in {".npz", ".npy"}:
         array = _only_array(path)
+        ranks, shape = ARRAYS[run.config["kind"]]
+        if array.ndim not in ranks:
+            raise DataError(
+                f"predict: {path} must hold {run.config['kind']} {shape}, but its shape is "
+                f"{array.shape}; if it is one sample x, store x[None]"
+            )
         found = [(f"{path}[{number}]", sample) for number, sample in enumerate(array)]
     elif run.config["kind"] != "images":
         raise DataError(
@@ -106,9 +122,8 @@ def _read_arrays(path: Path, run: Restored) -> list[tuple[str, np.ndarray]]:
             "is none of these"
         )
     else:
-        files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        pictures = [f for f in files if f.suffix.lower() in PICTURES or f == path]
-        if not pictures or (path.is_dir() and path in pictures):
+        pictures = _pictures_below(path) if path.is_dir() else [path]
+        if not pictures:
             raise DataError(
                 f"predict: pictures ({', '.join(sorted(PICTURES))}) were looked for in {path} and "
                 "below, but there is none"
@@ -117,12 +132,22 @@ def _read_arrays(path: Path, run: Restored) -> list[tuple[str, np.ndarray]]:
     return [(name, _fit_sample(name, sample, run)) for name, sample in found]
 
 
+def _pictures_below(folder: Path) -> list[Path]:
+    """All pictures but hidden ones, as for training."""
+    below = (path.relative_to(folder) for path in sorted(folder.rglob("*")))
+    return [
+        folder / path for path in below
+        if path.suffix.lower() in PICTURES and not any(p.startswith(".") for p in path.parts)
+    ]  # fmt: skip
+
+
 def _only_array(path: Path) -> np.ndarray:
     if path.suffix.lower() == ".npy":
-        try:
-            array: np.ndarray = np.load(path, allow_pickle=False)
-        except (ValueError, EOFError) as broken:
-            raise DataError(f"predict: {path} is not a whole .npy file ({broken})") from None
+        with cut_or_broken(path), path.open("rb") as stream:
+            try:
+                array: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)
+            except ValueError as broken:
+                raise DataError(f"predict: {path} is not a whole .npy file ({broken})") from None
         return array
     arrays = read_arrays(path)
     name = next((key for key in ("x", "x_test") if key in arrays), None)
@@ -143,18 +168,21 @@ def _fit_sample(name: str, sample: np.ndarray, run: Restored) -> np.ndarray:
         return _fit_picture(name, sample, tuple(config["image"]), config["channels"])
     if run.config["kind"] == "points":
         wanted = config["coordinates"]
-        if sample.ndim != 2 or sample.shape[1] != wanted or not np.isfinite(sample).all():
+        if sample.dtype.kind not in "fiu" or len(sample) == 0 or sample.shape[1] != wanted:
             raise DataError(
-                f"predict: {name} must be finite points (p, {wanted}), but its shape is "
+                f"predict: {name} must be points (p, {wanted}), but it is {sample.dtype} "
                 f"{sample.shape}"
             )
+        with np.errstate(over="ignore"):
+            points = sample.astype(np.float32)
+        if not np.isfinite(points).all():
+            raise DataError(f"predict: {name}: points must be finite in float32, but some are not")
         length = run.config["facts"].get("length")
-        sample = sample if length is None else draw_points(sample, length)
-        return sample.astype(np.float32)
-    if sample.ndim != 1 or not np.issubdtype(sample.dtype, np.integer):
+        return points if length is None else draw_points(points, length)
+    if sample.dtype.kind not in "iu" or len(sample) == 0 or sample.min() < 0:
         raise DataError(
-            f"predict: {name} must be whole numbers (length,), but it is {sample.dtype} "
-            f"{sample.shape}"
+            f"predict: {name} must be whole numbers from zero on, but it is {sample.dtype} "
+            f"{sample.shape}" + (f" from {sample.min()} on" if sample.size else "")
         )
     return sample
 
@@ -162,15 +190,16 @@ def _fit_sample(name: str, sample: np.ndarray, run: Restored) -> np.ndarray:
 def _fit_picture(
     name: str, picture: np.ndarray, size: tuple[int, int], channels: int
 ) -> np.ndarray:
-    if picture.dtype != np.uint8 or picture.ndim not in (2, 3) or picture.shape[:2] != size:
+    grey_or_colour = picture.shape[2:] in ((), (3,))
+    if picture.dtype != np.uint8 or not grey_or_colour or picture.shape[:2] != size:
         raise DataError(
             f"predict: {name} must be a uint8 picture of {size[0]} x {size[1]} (height x width), "
-            f"as the model was trained on, but it is {picture.dtype} {picture.shape}; scale or "
-            "crop it first"
+            f"grey or with 3 colours, as the model was trained on, but it is {picture.dtype} "
+            f"{picture.shape}; convert, scale or crop it first"
         )
     if channels == 3 and picture.ndim == 2:
         return np.repeat(picture[..., None], 3, axis=2)
     if channels == 1 and picture.ndim == 3:
         # the luma of television, which pictures are usually turned grey by
-        return (picture[..., :3] @ np.array([0.299, 0.587, 0.114])).round().astype(np.uint8)
+        return (picture @ np.array([0.299, 0.587, 0.114])).round().astype(np.uint8)
     return picture

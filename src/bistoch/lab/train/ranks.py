@@ -60,7 +60,10 @@ def joined_ranks(device: str = "cpu") -> Iterator[Ranks]:
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     card = int(os.environ.get("LOCAL_RANK", "0"))
-    if device.startswith("cuda") and not torch.cuda.is_available():
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+        raise ValueError(f"train: device must be cpu, cuda or cuda:0, but it is {device!r}")
+    if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError("train: device must be cpu here, since torch sees no cuda device")
     own = torch.device(f"cuda:{card}" if device == "cuda" else device)
     if count == 1 or distributed.is_initialized():

@@ -1,6 +1,7 @@
 """Tasks without classes: the next character of a text, the next rows of a series."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,23 +34,28 @@ class NextCharacter:
 
     def __init__(self, data: Corpus, *, length: int = WINDOW):
         self.name, self.length = data.name, length
-        splits = {"train": data.train, "valid": data.valid, "test": data.test}
-        texts = {name: x.decode("latin-1") if isinstance(x, bytes) else x
-                 for name, x in splits.items()}  # fmt: skip
-        vocabulary = Vocabulary.from_texts([texts["train"]], unit="character")
-        self.numbers = {
-            name: torch.from_numpy(vocabulary.encode_one(text)) for name, text in texts.items()
-        }
-        self.sizes = {"vocabulary": len(vocabulary)}
-        self.facts: dict[str, Any] = {"length": length, "pieces": list(vocabulary.pieces)}
-        if isinstance(data.train, bytes):
-            self.facts["bytes"] = True
+        self.texts = {"train": data.train, "valid": data.valid, "test": data.test}
+        as_bytes = isinstance(data.train, bytes)
+        train = _signs(data.train, as_bytes)
+        self.read_with(Vocabulary.from_texts([train], unit="character").pieces, as_bytes=as_bytes)
         if self.count("train") < 1 or self.count("test") < 1:
+            counts = [len(self.numbers[name]) for name in ("train", "test")]
             raise ValueError(
                 f"{data.name}: train and test must have more than {length} characters, the length "
-                f"of a window, but they have {len(texts['train'])} and {len(texts['test'])}; "
-                "give a smaller length"
+                f"of a window, but they have {counts[0]} and {counts[1]}; give a smaller length"
             )
+
+    def read_with(self, pieces: Sequence[str], *, as_bytes: bool) -> None:
+        """Read all texts with these pieces: their own, or those of a trained model."""
+        vocabulary = Vocabulary("character", tuple(pieces))
+        self.numbers = {
+            name: torch.from_numpy(vocabulary.encode_one(_signs(text, as_bytes)))
+            for name, text in self.texts.items()
+        }
+        self.sizes = {"vocabulary": len(vocabulary)}
+        self.facts: dict[str, Any] = {"length": self.length, "pieces": list(pieces)}
+        if as_bytes:
+            self.facts["bytes"] = True
 
     def count(self, split: str) -> int:
         """The number of windows of a split."""
@@ -72,6 +78,13 @@ class NextCharacter:
     ) -> Float[Tensor, "b"]:
         """Bits per character."""
         return self.losses(output, target) / math.log(2)
+
+
+def _signs(text: str | bytes, as_bytes: bool) -> str:
+    """What a model counts: characters, or every byte as the character of its number."""
+    if as_bytes:
+        return (text.encode() if isinstance(text, str) else text).decode("latin-1")
+    return text if isinstance(text, str) else text.decode(errors="replace")
 
 
 class Forecast:
@@ -111,7 +124,8 @@ class Forecast:
         if self.count("train") < 1 or self.count("test") < 1:
             raise ValueError(
                 f"{data.name}: train and test must hold a window of {lookback} + {horizon} rows, "
-                f"but their borders are {data.borders}; give a smaller lookback or horizon"
+                f"but their borders are {data.borders}; give fewer, for example "
+                "--model 'forecast(lookback=24, horizon=12)'"
             )
 
     def count(self, split: str) -> int:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import nn
 
+from bistoch.functional import read_call
 from bistoch.lab.files import write_whole
 from bistoch.lab.train.checkpoint import CheckpointError, load_checkpoint, load_weights, part
 from bistoch.lab.train.loop import CHECKPOINT, Fitted, Moment, fit
@@ -57,6 +58,13 @@ def new_model(setup: Setup, task: Task) -> nn.Module:
     """The model before training: for one seed all operators start from the same weights."""
     names = check_model(setup.model, task.kind, task.name)
     sizes = {name: task.sizes[name] for name in names}
+    _, written = read_call(setup.model, "model", "vit(depth=2, dim=128)")
+    for name in sizes.keys() & written.keys():
+        if written[name] != sizes[name]:
+            raise ValueError(
+                f"train: the data decide {name}, {sizes[name]} for {task.name}, but the model says "
+                f"{name}={written[name]}; leave it out"
+            )
     with borrowed_randomness():
         seed_all("weights", setup.seed)
         model = build_model(setup.model, setup.operator, **sizes)
@@ -89,8 +97,7 @@ def train_one(
         "model": asdict(cast(Any, model.config)), "facts": task.facts,
         "samples": {split: task.count(split) for split in ("train", "valid", "test")},
     }  # fmt: skip
-    if ranks is None or ranks.leads:
-        _keep_config(folder, json.loads(json.dumps(config)))
+    _keep_config(folder, json.loads(json.dumps(config)), write=ranks is None or ranks.leads)
     fitted = fit(
         model, task, setup.recipe, folder=folder, seed=setup.seed, ranks=ranks,
         tensorboard=tensorboard, watch=watch,
@@ -98,7 +105,8 @@ def train_one(
     return Trained(model, fitted)
 
 
-def _keep_config(folder: Path, config: dict[str, Any]) -> None:
+def _keep_config(folder: Path, config: dict[str, Any], write: bool) -> None:
+    # every process looks, so that none waits for one that was refused
     path = folder / CONFIG
     if path.exists():
         before = read_config(folder)
@@ -108,8 +116,9 @@ def _keep_config(folder: Path, config: dict[str, Any]) -> None:
                 "folder, or remove that one"
             )
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(config, indent=1, ensure_ascii=False).encode())
+    if write:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(config, indent=1, ensure_ascii=False).encode())
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -123,9 +132,14 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        return {"setup": config["setup"], **config}
+        setup_of(config["setup"])
+        return {**config, **{part: dict(config[part]) for part in ("model", "facts")},
+                "kind": config["kind"]}  # fmt: skip
     except (ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{path} is damaged: it is not what bistoch train wrote") from None
+        raise CheckpointError(
+            f"{path} is damaged, or of another version: it is not what bistoch train writes; "
+            "train again in another folder"
+        ) from None
 
 
 class Restored(NamedTuple):
