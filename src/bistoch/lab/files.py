@@ -1,7 +1,9 @@
-"""Files that are whole or not there: what a killed run leaves behind is never half a file."""
+"""Files that are whole or not there, and folders that one process writes to at a time."""
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -23,6 +25,36 @@ def write_whole(path: Path, content: bytes) -> None:
         raise OSError(refused.errno, refused.strerror, str(path)) from refused
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder; the system opens it again if this one is killed.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, held(Path(folder)):
+    ...     try:
+    ...         with held(Path(folder)):
+    ...             pass
+    ...     except ValueError as mistake:
+    ...         print(str(mistake).removeprefix(folder))
+     is in use by another process; wait until that has ended, or take another folder
+    """
+    from filelock import FileLock, Timeout
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise ValueError(
+            f"{folder} is in use by another process; wait until that has ended, or take another "
+            "folder"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def digest(*facts: object) -> str:

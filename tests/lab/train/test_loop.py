@@ -82,6 +82,15 @@ def test_a_run_killed_before_a_checkpoint_starts_again_without_a_trace(small, tm
     assert read_log(tmp_path / "whole" / loop.METRICS) == read_log(tmp_path / "b" / loop.METRICS)
 
 
+def test_two_trainings_do_not_mix_in_one_folder(small, tmp_path):
+    def another(moment):
+        with pytest.raises(ValueError, match="is in use by another process; wait"):
+            fit(small.Noisy(), small.make_task(), RECIPE, folder=tmp_path)
+
+    fit(small.Noisy(), small.make_task(), RECIPE, folder=tmp_path, watch=another)
+    assert len(read_log(tmp_path / loop.METRICS)) > 0
+
+
 def test_seeds_differ_and_order_is_what_differs(small, tmp_path):
     first, second = small.Noisy(), small.Noisy()
     fit(first, small.make_task(), RECIPE, folder=tmp_path / "a", seed=0)

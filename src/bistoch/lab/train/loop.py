@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bistoch.lab.files import held
 from bistoch.lab.train.checkpoint import State, load_checkpoint, restore, save_checkpoint
 from bistoch.lab.train.diverged import diagnose
 from bistoch.lab.train.log import Log
@@ -73,7 +75,7 @@ def fit(
     """
     ranks = ranks or Ranks(0, 1, torch.device("cpu"))
     run = _Run(model.to(ranks.device), task, recipe, folder, seed, ranks)
-    with borrowed_randomness():
+    with borrowed_randomness(), held(folder) if ranks.leads else nullcontext():
         run.resume()
         if ranks.leads and not run.state.finished:
             with Log(folder / METRICS, run.state.step, tensorboard=tensorboard) as log:
