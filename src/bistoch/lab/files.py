@@ -22,7 +22,7 @@ def write_whole(path: Path, content: bytes) -> None:
         os.replace(part, path)
     except OSError as refused:
         # a full disk does not say which file it could not take
-        raise OSError(refused.errno, refused.strerror, str(path)) from refused
+        raise OSError(refused.errno, refused.strerror or str(refused), str(path)) from refused
     finally:
         part.unlink(missing_ok=True)
 
