@@ -100,13 +100,17 @@ def lead_text(found: Difference, task: Task) -> str:
 def signed(value: float, task: Task) -> str:
     """A difference of scores with its sign: of accuracies in points, of others with three digits.
 
+    Points have as many digits as the test samples tell apart. A sign is kept where all digits are
+    zero: it says on which side an interval ends.
+
     >>> from bistoch.lab.train import open_task
     >>> signed(-0.0151, open_task("shapes")), signed(-0.0001, open_task("shapes"))
-    ('-1.5', '+0.0')
+    ('-1.5', '-0.0')
     """
-    scale, digits = (100, 1) if task.score_name == "accuracy" else (1, 3)
-    # adding zero turns a rounded -0.0 into 0.0
-    return f"{round(scale * value, digits) + 0.0:+.{digits}f}"
+    if task.score_name != "accuracy":
+        return f"{value:+.3f}"
+    digits = max(1, len(str(task.count("test"))) - 3)
+    return f"{100 * value:+.{digits}f}"
 
 
 def score_table(
