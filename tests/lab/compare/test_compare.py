@@ -26,9 +26,7 @@ from bistoch.lab.compare.difference import Difference
 from bistoch.lab.compare.draw import draw_clouds, draw_curves
 from bistoch.lab.compare.plan import cell_folder
 from bistoch.lab.compare.run import print_scores, train_all
-from bistoch.lab.compare.verdict import verdict
 from bistoch.lab.data import Series
-from bistoch.lab.reproduce import STUDIES, Settings, qdsformer
 from bistoch.lab.train import Moment, Recipe, Setup, new_model, open_task
 from bistoch.lab.train.running import Forecast
 
@@ -36,11 +34,7 @@ QUIET = Console(quiet=True)
 MODEL = "vit(patch=(3,5), depth=2, dim=8, heads=2)"
 RECIPE = Recipe(epochs=2, batch=8, rate=1e-2)
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(look, "SAMPLES", 5)
-    monkeypatch.setattr("bistoch.lab.compare.timing.ROUNDS", 1)
+pytestmark = pytest.mark.usefixtures("quick_reports")
 
 
 def run(*words):
@@ -256,124 +250,6 @@ def test_a_mistake_is_one_sentence(words, sentence, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_eight_token_study(tmp_path, monkeypatch):
-    settings = Settings(out=tmp_path, seeds=(0,), smoke=True)
-    comparison = qdsformer.comparison_of(settings)
-    assert new_model(comparison.setup("softmax", 0), open_task(comparison.data)).place.shape == (
-        8, 128,
-    )  # fmt: skip
-    full = qdsformer.comparison_of(Settings(out=tmp_path, seeds=(0, 1, 2)))
-    assert full.data == "fashion-mnist"
-    assert len(STUDIES["qdsformer-fashion"].seeds) >= 3
-    names = [operator.split("(")[0] for operator in full.operators]
-    assert names == ["softmax", "sinkhorn", "orthogonal", "orthogonal", "elastic", "elastic"]
-    assert sum("learn='head'" in operator for operator in full.operators) == 1
-    # the smoke run as it is, on fewer pictures
-    small = Recipe(epochs=1, batch=2000, schedule="constant", warmup=0.0)
-    monkeypatch.setattr(qdsformer, "SMOKE", small)
-
-    def open_part(data):
-        task = open_task(data)
-        for split in ("train", "test"):
-            task.samples[split], task.labels[split] = (
-                task.samples[split][:30],
-                task.labels[split][:30],
-            )
-        return task
-
-    monkeypatch.setattr(qdsformer, "open_task", open_part)
-    for name in list(qdsformer.OPERATORS)[2:]:
-        monkeypatch.delitem(qdsformer.OPERATORS, name)
-    page = STUDIES["qdsformer-fashion"].run(settings, QUIET).read_text(encoding="utf-8")
-    assert "smoke run" in page
-    assert "softmax 88.9 ± 0.1" in page
-
-
-def row(operator, *accuracies):
-    """An operator with these test accuracies, one per seed; None is a run that diverged.
-
-    The epoch before the last was better by a point.
-    """
-    made = []
-    for i, x in enumerate(accuracies):
-        curve = [] if x is None else [{"accuracy": x + 0.01}, {"accuracy": x}]
-        result = {"test": {"accuracy": x}, "curve": curve}
-        made.append(cells.Cell(Setup("", "", operator, seed=i), None, result))
-    whole = [cell for cell, x in zip(made, accuracies, strict=True) if x is not None]
-    return summary.Row(operator, whole, [cell for cell in made if cell not in whole])
-
-
-def test_a_verdict_tells_a_difference_from_noise():
-    task = open_task("shapes")
-    assert task.count("test") == 500
-    plain = row("softmax", 0.885, 0.895, 0.875)
-    # the same step on every seed is one, however far the seeds lie apart
-    better, worse = row("sinkhorn", 0.905, 0.916, 0.894), row("hard", 0.865, 0.874, 0.856)
-    noisy = row("elastic", 0.905, 0.885, 0.885)
-    said = verdict([plain, better, worse, noisy], task)
-    assert "sinkhorn is better than softmax by 2.0 points (95 % interval: 1.5 to 2.5)." in said
-    assert "hard is worse than softmax by 2.0 points" in said
-    assert "elastic differs from softmax by no more than noise: over 3 seeds" in said
-    # a score that is better when smaller
-    task.larger_is_better = False
-    assert "sinkhorn is worse than softmax" in verdict([plain, better], task)
-
-
-def test_a_verdict_does_not_say_what_it_cannot_know():
-    task = open_task("shapes")
-    assert "one seed" in verdict([row("softmax", 0.8), row("sinkhorn", 0.9)], task)
-    assert verdict([row("softmax", 0.8, 0.8)], task) == ""
-    assert verdict([row("softmax", None), row("sinkhorn", None)], task) == ""
-    # softmax diverged: the first that did not is what the others are compared with
-    said = verdict(
-        [row("softmax", None, None), row("hard", 0.5, 0.6), row("delta", 0.6, 0.5)], task
-    )
-    assert said.startswith("delta differs from hard by no more than noise")
-    # only seeds that both have are compared
-    assert "one seed" in verdict([row("softmax", 0.8, None), row("hard", 0.9, 0.9)], task)
-    # two seeds that agree to the last of few samples are no proof
-    assert "noise" in verdict([row("softmax", 0.8, 0.7), row("hard", 0.804, 0.704)], task)
-
-
-def test_the_study_compares_with_what_is_published():
-    balanced = "sinkhorn(backend='cpu')"
-    rows = [row("softmax", 0.885, 0.887, 0.886), row(balanced, 0.90, 0.902, 0.901)]
-    _, lines = qdsformer.beside_published(rows)
-    assert lines[0] == (
-        "softmax", "88.60 ± 0.10", "89.60 ± 0.10", "softmax 88.9 ± 0.1", "-0.3",
-    )  # fmt: skip
-    assert lines[1][-1] == "+1.0"
-    notes = qdsformer._notes(qdsformer.RECIPE, smoke=False)
-    assert "loosely" not in " ".join(notes)
-    shorter = " ".join(qdsformer._notes(qdsformer.recipe_of(12), smoke=False))
-    assert "12 epochs with a tenth of the rate from epochs 7 and 11 on, not for 50" in shorter
-
-
-@pytest.mark.parametrize("epochs", range(1, 51))
-def test_a_shorter_study_falls_at_the_same_shares(epochs):
-    recipe = qdsformer.recipe_of(epochs)
-    assert recipe.epochs == epochs
-    assert all(1 < decay <= epochs for decay in recipe.decays)
-    if epochs >= 5:
-        shares = [decay / epochs for decay in recipe.decays]
-        assert shares == pytest.approx([31 / 50, 45 / 50], abs=0.5 / epochs + 1e-9)
-
-
-def test_epochs_belong_to_studies_that_have_them(tmp_path):
-    for words, sentence in (
-        (("sinks", "--epochs", 3), "sinks does not train by epochs"),
-        (("qdsformer-fashion", "--smoke", "--epochs", 3), "a smoke run has epochs of its own"),
-        (("qdsformer-fashion", "--seed", 1, "--seed", 1), "seeds must be different"),
-    ):
-        refused = run("reproduce", *words, "--out", tmp_path / "out")
-        assert refused.exit_code == 2
-        assert sentence in refused.stderr
-        assert not (tmp_path / "out").exists()
-    settings = Settings(out=tmp_path, seeds=(0,), epochs=3)
-    assert qdsformer.comparison_of(settings).recipe.epochs == 3
-    assert settings.command("x") == "bistoch reproduce x --seed 0 --epochs 3"
-
-
 def test_texts_read_to_another_length_are_other_runs(tmp_path):
     path = tmp_path / "mine.csv"
     rows = [f"{'good' if i % 2 else 'bad'} film number {i},{i % 2}" for i in range(20)]
@@ -412,7 +288,7 @@ def test_patience_does_not_promise_equal_steps(pictures):
         assert ("the same number of steps" in page._intro(found)) == promised
 
 
-def test_scores_fit_a_terminal_of_80_columns():
+def test_scores_fit_a_terminal_of_80_columns(row):
     usual = "elastic(lam=0.5, learn='head')"
     rows = [row("softmax", 0.69, 0.706), row(usual, 0.689, 0.702), row("sinkhorn", 0.699, 0.597)]
     for cell in (cell for one in rows for cell in one.cells):

@@ -12,6 +12,7 @@ from bistoch.cli import app
 from bistoch.lab.reproduce import (
     STUDIES,
     Settings,
+    qdsformer,
     rank_decay,
     rank_report,
     sinks,
@@ -213,3 +214,18 @@ def test_the_task_asks_one_token_for_one_word():
 def test_seeds_must_differ(tmp_path):
     with pytest.raises(ValueError, match="seeds must be different"):
         Settings(out=tmp_path, seeds=(1, 1))
+
+
+def test_epochs_belong_to_studies_that_have_them(tmp_path):
+    for words, sentence in (
+        (("sinks", "--epochs", 3), "sinks does not train by epochs"),
+        (("qdsformer-fashion", "--smoke", "--epochs", 3), "a smoke run has epochs of its own"),
+        (("qdsformer-fashion", "--seed", 1, "--seed", 1), "seeds must be different"),
+    ):
+        refused = run("reproduce", *map(str, words), "--out", str(tmp_path / "out"))
+        assert refused.exit_code == 2
+        assert sentence in refused.stderr
+        assert not (tmp_path / "out").exists()
+    settings = Settings(out=tmp_path, seeds=(0,), epochs=3)
+    assert qdsformer.comparison_of(settings).recipe.epochs == 3
+    assert settings.command("x") == "bistoch reproduce x --seed 0 --epochs 3"
