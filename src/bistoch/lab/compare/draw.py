@@ -130,7 +130,7 @@ def draw_plans_by_layer(plans: Mapping[str, Sequence[Tensor]], tokens: Sequence[
                         interpolation="nearest")  # fmt: skip
             axes.set(xticks=[], yticks=[])
             if column == 0:
-                axes.set_ylabel(short_name(name).replace(", ", ",\n"), fontsize=8, color=INK)
+                _name_row(axes, name)
             if row == 0:
                 axes.set_title(f"layer {column + 1}", fontsize=9, color=INK)
             if plan.shape[-1] == len(tokens) <= NAMED:
@@ -169,11 +169,8 @@ def draw_pictures(
                                 extent=(0, picture.shape[1], picture.shape[0], 0))  # fmt: skip
             axes.set(xticks=[], yticks=[])
             if column == 0:
-                axes.set_ylabel(short_name(name).replace(", ", ",\n"), fontsize=7, color=INK)
-    figure.tight_layout(rect=(0, 0, 0.93, 1))
-    bar = figure.colorbar(image, cax=figure.add_axes((0.94, 0.1, 0.015, 0.5)))
-    bar.ax.tick_params(labelsize=7, length=2, color=RULE)
-    bar.ax.set_title("mass", fontsize=7, color=INK)
+                _name_row(axes, name)
+    _mass_bar(figure, image)
     return figure
 
 
@@ -203,12 +200,22 @@ def draw_clouds(
             if row == 0:
                 axes.set_title(titles[column], fontsize=8, color=INK)
             if column == 0:
-                axes.set_ylabel(short_name(name).replace(", ", ",\n"), fontsize=7, color=INK)
+                _name_row(axes, name)
+    _mass_bar(figure, points)
+    return figure
+
+
+def _mass_bar(figure: Any, coloured: Any) -> None:
+    """What a colour means, beside all panels."""
     figure.tight_layout(rect=(0, 0, 0.93, 1))
-    bar = figure.colorbar(points, cax=figure.add_axes((0.94, 0.2, 0.015, 0.5)))
+    bar = figure.colorbar(coloured, cax=figure.add_axes((0.94, 0.2, 0.015, 0.5)))
     bar.ax.tick_params(labelsize=7, length=2, color=RULE)
     bar.ax.set_title("mass", fontsize=7, color=INK)
-    return figure
+
+
+def _name_row(axes: Any, operator: str) -> None:
+    """The operator of a row of panels, beside its first."""
+    axes.set_ylabel(short_name(operator).replace(", ", ",\n"), fontsize=7, color=INK)
 
 
 def _from_the_side(cloud: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
