@@ -20,6 +20,7 @@ from bistoch.lab.compare.page import Found
 from bistoch.lab.compare.plan import Comparison
 from bistoch.lab.compare.run import train_all, write_all
 from bistoch.lab.compare.summary import Row, rows_of, spread
+from bistoch.lab.reproduce import telling
 from bistoch.lab.reproduce.study import Settings
 from bistoch.lab.train import Recipe, open_task
 
@@ -131,7 +132,7 @@ def _notes(recipe: Recipe, *, smoke: bool) -> list[str]:
         "pictures, so its accuracy is a little too high.",
     ]
     if smoke:
-        return ["This is a smoke run: it shows that everything works, and no result.", *notes]
+        return [telling.SMOKE, *notes]
     if recipe.epochs != RECIPE.epochs:
         notes.append(_shortened(recipe))
     return notes

@@ -36,7 +36,7 @@ class NextCharacter:
         self.name, self.length = data.name, length
         self.texts = {"train": data.train, "valid": data.valid, "test": data.test}
         as_bytes = isinstance(data.train, bytes)
-        train = _signs(data.train, as_bytes)
+        train = signs(data.train, as_bytes)
         self.read_with(Vocabulary.from_texts([train], unit="character").pieces, as_bytes=as_bytes)
         if self.count("train") < 1 or self.count("test") < 1:
             counts = [len(self.numbers[name]) for name in ("train", "test")]
@@ -49,7 +49,7 @@ class NextCharacter:
         """Read all texts with these pieces: their own, or those of a trained model."""
         vocabulary = Vocabulary("character", tuple(pieces))
         self.numbers = {
-            name: torch.from_numpy(vocabulary.encode_one(_signs(text, as_bytes)))
+            name: torch.from_numpy(vocabulary.encode_one(signs(text, as_bytes)))
             for name, text in self.texts.items()
         }
         self.sizes = {"vocabulary": len(vocabulary)}
@@ -80,8 +80,12 @@ class NextCharacter:
         return self.losses(output, target) / math.log(2)
 
 
-def _signs(text: str | bytes, as_bytes: bool) -> str:
-    """What a model counts: characters, or every byte as the character of its number."""
+def signs(text: str | bytes, as_bytes: bool) -> str:
+    """What a model counts: characters, or every byte as the character of its number.
+
+    >>> signs("é", as_bytes=False), len(signs("é", as_bytes=True))
+    ('é', 2)
+    """
     if as_bytes:
         return (text.encode() if isinstance(text, str) else text).decode("latin-1")
     return text if isinstance(text, str) else text.decode(errors="replace")

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from bistoch.lab.text import SPECIAL, UNKNOWN, Vocabulary
+from bistoch.lab.train.running import signs
 from bistoch.lab.train.setup import restore_run
 from bistoch.models import LanguageModel
 
@@ -28,9 +29,8 @@ def write_on(
             f"{run.config['kind']}; train one with: bistoch train --data tiny-shakespeare"
         )
     facts = run.config["facts"]
-    # a model of bytes knows every byte as the character of that number
     is_bytes = facts.get("bytes", False)
-    text = prompt.encode().decode("latin-1") if is_bytes else prompt
+    text = signs(prompt, is_bytes)
     if not text:
         raise ValueError("generate: prompt must have at least one character, but it is empty")
     vocabulary = Vocabulary("character", tuple(facts["pieces"]))
