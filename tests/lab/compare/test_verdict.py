@@ -1,5 +1,9 @@
 """A verdict tells a difference from noise, and does not say what it cannot know."""
 
+import numpy as np
+from scipy.stats import ttest_1samp
+
+from bistoch.lab.compare.difference import Difference
 from bistoch.lab.compare.verdict import verdict
 from bistoch.lab.train import open_task
 
@@ -34,3 +38,10 @@ def test_a_verdict_does_not_say_what_it_cannot_know(row):
     assert "one seed" in verdict([row("softmax", 0.8, None), row("hard", 0.9, 0.9)], task)
     # two seeds that agree to the last of few samples are no proof
     assert "noise" in verdict([row("softmax", 0.8, 0.7), row("hard", 0.804, 0.704)], task)
+
+
+def test_noise_is_what_a_t_test_cannot_tell_from_zero():
+    draws = np.random.default_rng(0).normal(0.5, 0.3, (200, 3))
+    found = [Difference(tuple(each)).is_noise for each in draws.tolist()]
+    assert found == (ttest_1samp(draws, 0, axis=1).pvalue >= 0.05).tolist()
+    assert 0.2 < np.mean(found) < 0.8
