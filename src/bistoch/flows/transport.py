@@ -1,6 +1,5 @@
 """A cloud transported onto itself: the potential that balances its kernel."""
 
-import warnings
 from typing import NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from bistoch.flows._inputs import check_potential
 from bistoch.flows.cloud import Cloud, gather, remember, soft_minimum, temperature
 from bistoch.functional import ConvergenceWarning
-from bistoch.functional._inputs import Option, check_count, check_lam, check_tol
+from bistoch.functional._inputs import Option, check_count, check_lam, check_tol, warn_caller
 
 # the averaged update moves a share of the way to T(g). Near the limit T is minus a plan with
 # eigenvalues in (0, 1], so each step shrinks errors by |1 - share (1 + sigma)|; these two in turn
@@ -168,11 +167,10 @@ def warn_unconverged(function: str, error: Tensor, options: Options) -> bool:
     worst = error.max().item() if error.numel() else 0.0
     if worst <= options.tol:
         return False
-    warnings.warn(
+    warn_caller(
         f"{function}: the error is {worst:.3g} after iters={options.iters}, above "
         f"tol={options.tol:g}; raise iters, raise eps, or use float64 particles",
         ConvergenceWarning,
-        stacklevel=3,
     )
     return True
 
@@ -182,11 +180,10 @@ def warn_frozen(function: str, found: SelfTransport, eps: float) -> bool:
     heaviest = found.self_weight.max().item() if found.self_weight.numel() else 0.0
     if heaviest <= FROZEN or found.potential.shape[-1] < 2:
         return False
-    warnings.warn(
+    warn_caller(
         f"{function}: particles keep {heaviest:.0%} of their weight for themselves at eps={eps:g}, "
         "so the flow is frozen by its spacing; raise eps or take more particles",
         FrozenWarning,
-        stacklevel=3,
     )
     return True
 

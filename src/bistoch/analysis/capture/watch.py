@@ -8,7 +8,6 @@ import fnmatch
 import math
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -104,8 +103,7 @@ def capture(
             installed.callback(undo)
         yield captured
     if captured.missed:
-        # the frame of the with statement, behind contextlib
-        warnings.warn(captured.sentence(), IncompleteCaptureWarning, stacklevel=3)
+        _inputs.warn_caller(captured.sentence(), IncompleteCaptureWarning)
 
 
 class _Frame:

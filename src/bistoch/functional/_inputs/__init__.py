@@ -39,3 +39,4 @@ from bistoch.functional._inputs.tokens import check_variance as check_variance
 from bistoch.functional._inputs.tokens import check_vectors as check_vectors
 from bistoch.functional._inputs.tokens import check_weight as check_weight
 from bistoch.functional._inputs.tokens import refuse_pairs as refuse_pairs
+from bistoch.functional._inputs.warn import warn_caller as warn_caller

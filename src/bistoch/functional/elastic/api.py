@@ -1,6 +1,5 @@
 """The public functions of the elastic family: check, choose a backend, compute."""
 
-import warnings
 from typing import NamedTuple
 
 import torch
@@ -288,7 +287,7 @@ def balance(
     chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem))
     if chosen == "cpu" and lanes.fits(problem):
         plan, error = lanes.solve(problem)
-        _warn_if_far(operator, problem, error, frames=3)
+        _warn_if_far(operator, problem, error)
         return plan.reshape(scores.shape).to(scores.dtype)
     return _dense(operator, problem, batch, chosen).to(scores.dtype)
 
@@ -322,20 +321,19 @@ def solve(operator: str, problem: Problem, value: Tensor, backend: str) -> Solut
     chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem))
     with full_precision(problem.query.device):
         found = _SOLVERS[chosen](problem, value)
-    _warn_if_far(operator, problem, found.error, frames=5)
+    _warn_if_far(operator, problem, found.error)
     return found
 
 
-def _warn_if_far(operator: str, problem: Problem, error: Tensor, *, frames: int) -> None:
+def _warn_if_far(operator: str, problem: Problem, error: Tensor) -> None:
     if problem.tol is None or torch.compiler.is_compiling() or not len(error):
         return
     worst = error.max().item()
     if worst > problem.tol:
-        warnings.warn(
+        _inputs.warn_caller(
             f"{operator}: the column error is {worst:.3g} after iters={problem.iters}, above "
             f"tol={problem.tol:g}; raise iters, raise eps, or lower lam",
             ConvergenceWarning,
-            stacklevel=frames,
         )
 
 
