@@ -1,10 +1,14 @@
 """A report is one file that holds all it shows."""
 
+import io
+import json
 import re
 
 import pytest
+from rich.console import Console
 
 from bistoch.lab.report import Report
+from bistoch.lab.stats import Verdict
 
 PIXEL = b"\x89PNG not really"
 
@@ -15,10 +19,11 @@ def test_what_a_user_wrote_is_text_and_not_markup(tmp_path):
     report.text("<script>alert(1)</script>")
     report.table(["<i>"], [["<u>"]], caption="<s>")
     report.code("<q>")
+    report.verdicts([Verdict("<em>", "<em>", "<em>")])
     report.image(PIXEL, 'a "quoted" caption')
     page = report.write(tmp_path / "report.html").read_text(encoding="utf-8")
-    assert not re.search(r"<(b|script|i|u|s|q)>", page)
-    assert 'alt="a &quot;quoted&quot; caption"' in page
+    assert not re.search(r"<(b|script|i|u|s|q|em)>", page)
+    assert 'alt="a &#34;quoted&#34; caption"' in page
 
 
 def test_pictures_are_inside_and_nothing_comes_from_outside(tmp_path):
@@ -37,7 +42,7 @@ def test_numbers_are_set_to_the_right_and_never_broken(tmp_path):
     cells = ("elastic(lam=0.5)", "69.8 ± 1.1", "72,010", "+0.3 [-1.0, +1.6]", "12 %", "-", "")
     report.table([str(place) for place in range(len(cells))], [cells])
     page = report.write(tmp_path / "report.html").read_text(encoding="utf-8")
-    assert re.findall(r'<td class="words">([^<]*)<', page) == ["elastic(lam=0.5)"]
+    assert re.findall(r'<td class="text">([^<]*)<', page) == ["elastic(lam=0.5)"]
 
 
 def test_a_page_is_replaced_in_one_step(tmp_path):
@@ -46,3 +51,46 @@ def test_a_page_is_replaced_in_one_step(tmp_path):
     Report("new").write(path)
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
     assert "<h1>new</h1>" in path.read_text(encoding="utf-8")
+
+
+def test_markdown_and_record_beside_the_page(tmp_path):
+    report = Report("<title>", "bistoch x")
+    report.heading("Part")
+    report.table(("a|b", "c"), [("x\ny", 0.123456)], "below")
+    report.image(PIXEL, "curves", name="curves")
+    report.verdicts([Verdict("it holds", "0.5 | 0.6", "yes")])
+    path = report.write(tmp_path / "report.html", markdown=True, record={"x": 1})
+    assert (tmp_path / "figures" / "curves.png").read_bytes() == PIXEL
+    assert json.loads((tmp_path / "report.json").read_text()) == {"x": 1}
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert text.startswith("# &lt;title>\n\n```console\nbistoch x\n```\n\n## Part\n")
+    assert "| a\\|b | c |\n| --- | --- |\n| x y | 0.1235 |\n\nbelow\n" in text
+    assert "![curves](figures/curves.png)" in text
+    assert "| it holds | 0.5 \\| 0.6 | yes |" in text
+    assert '<td class="text yes">yes</td>' in path.read_text(encoding="utf-8")
+
+
+def test_what_is_printed_is_text_and_not_markup(tmp_path):
+    console = Console(file=io.StringIO(), width=60)
+    report = Report("printed", console=console)
+    report.text("[red]seen[/red]", printed=True)
+    report.text("not seen")
+    report.table(("operator", "a long heading of numbers"), [("[b]x", "1.25")], "t", printed=True)
+    report.warn(["careful", "careful"])
+    report.write(tmp_path / "report.html")
+    text = console.file.getvalue()
+    assert "[red]seen[/red]" in text
+    assert "not seen" not in text
+    assert "[b]x" in text
+    assert text.count("careful") == 1
+    assert "report.html" in text
+
+
+def test_without_matplotlib_the_page_says_so(tmp_path):
+    def draw():
+        raise ImportError("install it with pip")
+
+    report = Report("no figures")
+    report.figure(draw, "a figure")
+    page = report.write(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "No figure: install it with pip" in page

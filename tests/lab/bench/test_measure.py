@@ -1,5 +1,7 @@
 """Nothing is timed that was not proven, and ratios are what the clock says; no time is tested."""
 
+import re
+
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -61,7 +63,8 @@ def test_a_wrong_contender_gets_no_time(case, answers, direction, function):
     cells = measure(case, direction, [SDPA, liar, good], PACE, answers, timer)
     assert [cell.status for cell in cells] == ["measured", "wrong", "measured"]
     assert (cells[1].seconds, cells[1].ratio, cells[1].samples) == (None, None, [])
-    assert cells[1].reason.startswith("wrong: output off by")
+    # every tensor is off by the same share, so that rounding decides which one is named
+    assert re.match("wrong: .* off by", cells[1].reason)
     # two of three were ever called by the clock: once to set the pace, then in every round
     assert len(set(asked)) == 2
     assert len(asked) == 2 * (1 + PACE.rounds)

@@ -26,12 +26,12 @@ from torch import Tensor
 
 from bistoch.flows import heat_step, two_bumps
 from bistoch.functional import ConvergenceWarning
-from bistoch.lab.bench.machine import busy_warning, describe_machine, load_average
-from bistoch.lab.bench.measure import stopwatch
-from bistoch.lab.bench.memory import allocated_by, choose_memory, resident_growth, total_memory
+from bistoch.lab.bench.memory import allocated_by, choose_memory, resident_growth
 from bistoch.lab.bench.peers import EXTRA
 from bistoch.lab.bench.table import Marks
 from bistoch.lab.files import write_whole
+from bistoch.lab.machine import busy_warning, describe_machine, load_average, total_memory
+from bistoch.lab.timing import stopwatch
 
 ACCURACY = 1e-3
 EFFORTS = tuple(2**power for power in range(1, 15))

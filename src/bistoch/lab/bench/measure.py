@@ -1,8 +1,6 @@
 """Prove, then time: all contenders of a case in turn, round after round, best of several."""
 
-import gc
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -11,8 +9,9 @@ from bistoch.functional import BackendUnavailableError
 from bistoch.lab.bench.answers import PLAN, Answers, Verdict, judge, proof_bytes
 from bistoch.lab.bench.cases import Case, Direction, Setting
 from bistoch.lab.bench.contenders import Calls, Contender, Task
-from bistoch.lab.bench.machine import Neighbours
-from bistoch.lab.bench.memory import allocated_by, choose_memory, resident_growth, total_memory
+from bistoch.lab.bench.memory import allocated_by, choose_memory, resident_growth
+from bistoch.lab.machine import OtherLoad, total_memory
+from bistoch.lab.timing import Rounds, Timer, stopwatch, time_in_turns
 
 # code that keeps matrices may fill this share of the machine
 MEMORY_SHARE = 0.5
@@ -87,21 +86,6 @@ class Cell:
         )  # fmt: skip
 
 
-Timer = Callable[[Callable[[], Any], int], float]
-
-
-def stopwatch(call: Callable[[], Any], count: int) -> float:
-    """Seconds of one call, the mean of `count` calls in a row.
-
-    >>> stopwatch(lambda: None, 3) >= 0
-    True
-    """
-    start = time.perf_counter()
-    for _ in range(count):
-        call()
-    return (time.perf_counter() - start) / count
-
-
 def new_cell(case: Case, direction: Direction, entry: Entry) -> Cell:
     """An empty cell for an entry."""
     contender, setting = entry
@@ -133,7 +117,7 @@ def measure(
     """
     cells = [new_cell(case, direction, entry) for entry in entries]
     running = []
-    neighbours = Neighbours()
+    neighbours = OtherLoad()
     for cell, entry in zip(cells, entries, strict=True):
         reason = refusal(case, direction, entry)
         if reason is not None:
@@ -246,12 +230,11 @@ def _start(cell: Cell, call: Callable[[], Any], pace: Pace, timer: Timer) -> _Ru
 
 def _run_rounds(running: Sequence[_Running], timer: Timer) -> None:
     """Take turns, so that a slow moment of the machine hits everyone."""
-    gc.collect(1)
-    gc.disable()
-    try:
-        for turn in range(max((one.rounds for one in running), default=0)):
-            for one in running:
-                if turn < one.rounds:
-                    one.cell.samples.append(timer(one.call, one.repeats))
-    finally:
-        gc.enable()
+    numbered = {str(place): one for place, one in enumerate(running)}
+    samples = time_in_turns(
+        {name: one.call for name, one in numbered.items()},
+        {name: Rounds(one.rounds, one.repeats) for name, one in numbered.items()},
+        timer=timer,
+    )
+    for name, one in numbered.items():
+        one.cell.samples += samples[name]

@@ -83,11 +83,6 @@ def choose_memory(allocated: int | None, resident: int | None) -> int | None:
     return resident if resident > 2 * allocated + NOISE else allocated
 
 
-def total_memory() -> int:
-    """The bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def _peak() -> int:
     # Linux counts in kilobytes, macOS in bytes
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,5 +1,6 @@
 """A run from start to end: measure what is missing, keep it on disk, print it and draw it."""
 
+import hashlib
 import io
 import shutil
 from collections.abc import Iterator, Sequence
@@ -11,18 +12,12 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+import bistoch
 from bistoch.lab.bench.answers import TOLERANCE, Answers
 from bistoch.lab.bench.cases import SCORES
 from bistoch.lab.bench.contenders import SDPA
 from bistoch.lab.bench.growth import exponent
-from bistoch.lab.bench.machine import (
-    busy_warning,
-    describe_machine,
-    load_average,
-    source_digest,
-)
 from bistoch.lab.bench.measure import MEMORY_SHARE, Cell, Entry, Pace, measure, new_cell
-from bistoch.lab.bench.memory import total_memory
 from bistoch.lab.bench.peers import missing_packages
 from bistoch.lab.bench.plan import Group, Options, entries_ratio, plan
 from bistoch.lab.bench.plot import draw_bench
@@ -30,6 +25,7 @@ from bistoch.lab.bench.store import Store
 from bistoch.lab.bench.table import print_results
 from bistoch.lab.bench.worker import Worker
 from bistoch.lab.files import write_whole
+from bistoch.lab.machine import busy_warning, describe_machine, load_average, total_memory
 
 
 def run_bench(options: Options, out: Path, console: Console) -> Path:
@@ -97,6 +93,20 @@ def _open_store(options: Options, out: Path) -> Store:
     }
     name = "operators" if options.operators else "causal" if options.causal else "bench"
     return Store(out / f"{name}.json", head)
+
+
+def source_digest() -> str:
+    """A fingerprint of the code that is measured: other code has other times.
+
+    >>> len(source_digest())
+    16
+    """
+    root, digest = Path(bistoch.__file__).parent, hashlib.sha256()
+    for room in ("functional", "lab/bench"):
+        for path in sorted((root / room).rglob("*.py")):
+            digest.update(path.relative_to(root).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _remarks(options: Options) -> list[str]:

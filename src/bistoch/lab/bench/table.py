@@ -10,8 +10,8 @@ from rich.table import Table
 from bistoch.lab.bench.cases import SCORES
 from bistoch.lab.bench.contenders import SDPA
 from bistoch.lab.bench.growth import growth_rows
-from bistoch.lab.bench.machine import DISTURBED
 from bistoch.lab.bench.measure import Cell
+from bistoch.lab.machine import DISTURBED
 
 MIB = 1 << 20
 

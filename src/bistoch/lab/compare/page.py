@@ -6,7 +6,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from bistoch.lab.bench.machine import DISTURBED
 from bistoch.lab.compare.draw import draw_curves, draw_layers, draw_loads
 from bistoch.lab.compare.examples import example_figures
 from bistoch.lab.compare.plan import Comparison
@@ -14,6 +13,7 @@ from bistoch.lab.compare.summary import Row, base_of, lam_table, layer_table, sc
 from bistoch.lab.compare.verdict import verdict
 from bistoch.lab.drawing import to_png
 from bistoch.lab.files import write_whole
+from bistoch.lab.machine import DISTURBED
 from bistoch.lab.report import Report
 from bistoch.lab.train import Task
 

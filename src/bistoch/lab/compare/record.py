@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bistoch.lab.bench.machine import describe_machine
 from bistoch.lab.compare.cells import Cell
 from bistoch.lab.compare.page import Found
 from bistoch.lab.compare.verdict import verdict
 from bistoch.lab.files import write_whole
+from bistoch.lab.machine import describe_machine
 
 RECORD = "report.json"
 # seconds of a training say what else the machine did, see `time_steps` for those that compare

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from bistoch.lab.bench.machine import Neighbours
 from bistoch.lab.compare.plan import Comparison
+from bistoch.lab.machine import OtherLoad
 from bistoch.lab.train import Task, new_model
 from bistoch.lab.train.loop import make_optimizer
 
@@ -35,7 +35,7 @@ def time_steps(comparison: Comparison, task: Task) -> dict[str, Any]:
         optimizer.step()
         return time.perf_counter() - began
 
-    neighbours = Neighbours()
+    neighbours = OtherLoad()
     best = dict.fromkeys(names, float("inf"))
     with torch.random.fork_rng(devices=()):
         for turn in range(WARM_UP + ROUNDS):

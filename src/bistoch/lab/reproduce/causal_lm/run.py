@@ -13,8 +13,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bistoch.lab.bench.machine import describe_machine
 from bistoch.lab.files import digest, write_whole
+from bistoch.lab.machine import describe_machine
 from bistoch.lab.reproduce.causal_lm.measure import attention, beside_oracle, bits
 from bistoch.lab.reproduce.causal_lm.plan import FULL, SMOKE, Line, Plan, new_model, open_text
 from bistoch.lab.reproduce.causal_lm.report import write_report

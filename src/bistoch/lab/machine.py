@@ -1,20 +1,17 @@
-"""The machine a benchmark ran on: what it is, what runs on it, and whether it was busy."""
+"""The machine that a record was made on: what it is, what is installed, and how busy it was."""
 
-import hashlib
 import os
 import platform
 import time
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import bistoch
-from bistoch.lab.bench.memory import total_memory
-
-PACKAGES = ("torch", "numba", "numpy", "POT", "ott-jax", "jax", "geomloss")
+PACKAGES = ("torch", "numba", "numpy", "POT", "ott-jax", "jax", "geomloss", "bistoch")
 # a load of other programs above this share of the cores makes timings doubtful
 BUSY = 0.25
-# and so does what they really used while a case was measured
+# and so does what they really used while something was timed
 DISTURBED = 0.05
 
 
@@ -31,26 +28,29 @@ def describe_machine() -> dict[str, Any]:
         "memory": total_memory(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in (*PACKAGES, "bistoch")},
+        "versions": {name: _version(name) for name in PACKAGES},
     }
 
 
-def source_digest() -> str:
-    """A fingerprint of the code that is measured: other code has other times.
+def provenance(command: str) -> dict[str, Any]:
+    """What every record begins with: the command that makes it, the day, and the machine.
 
-    >>> len(source_digest())
-    16
+    >>> list(provenance("bistoch bench"))
+    ['command', 'date', 'machine']
     """
-    root, digest = Path(bistoch.__file__).parent, hashlib.sha256()
-    for room in ("functional", "lab/bench"):
-        for path in sorted((root / room).rglob("*.py")):
-            digest.update(path.relative_to(root).as_posix().encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    today = datetime.now(UTC).date().isoformat()
+    return {"command": command, "date": today, "machine": describe_machine()}
+
+
+def total_memory() -> int:
+    """The bytes of memory of this machine."""
+    import psutil  # type: ignore[import-untyped]
+
+    return int(psutil.virtual_memory().total)
 
 
 def load_average() -> float | None:
-    """How many programs wanted a core during the last minute; None where nobody counts."""
+    """How many programs wanted a core during the last minute; None where that is not counted."""
     try:
         return round(os.getloadavg()[0], 2)
     except (OSError, AttributeError):
@@ -74,40 +74,36 @@ def busy_warning(load: float | None, own: int, when: str) -> str | None:
     )
 
 
-class Neighbours:
-    """A watch on other programs: the share of all cores they used since it was made.
+class OtherLoad:
+    """The share of all cores that other programs have used since this was made.
 
-    >>> share = Neighbours().share()
-    >>> share is None or 0 <= share <= 1
+    >>> 0 <= OtherLoad().share() <= 1
     True
     """
 
     def __init__(self) -> None:
         self._start = self._used()
 
-    def share(self) -> float | None:
-        """Between 0 and 1; None where the system does not tell."""
-        now = self._used()
-        if self._start is None or now is None:
-            return None
-        wall, everyone, own = (b - a for a, b in zip(self._start, now, strict=True))
+    def share(self) -> float:
+        """Between 0 and 1."""
+        wall, everyone, own = (b - a for a, b in zip(self._start, self._used(), strict=True))
         cores = os.cpu_count() or 1
         # clocks that tick a hundred times a second say nothing about less than that
         return round(min(1.0, max(0.0, (everyone - own - 0.02) / (max(wall, 0.05) * cores))), 3)
 
     @staticmethod
-    def _used() -> tuple[float, float, float] | None:
-        """Seconds on the wall, of all programs together, and of this one."""
-        try:
-            with open("/proc/stat") as file:
-                user, nice, system, _, _, irq, softirq, *_ = map(int, file.readline().split()[1:])
-        except (OSError, ValueError):
-            return None
-        everyone = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    def _used() -> tuple[float, float, float]:
+        """Seconds of wall time, of processor time of all programs, and of this one."""
+        import psutil
+
+        times = psutil.cpu_times()._asdict()
+        fields = ("user", "nice", "system", "irq", "softirq")
+        everyone = sum(times.get(name, 0.0) for name in fields)
         return time.perf_counter(), everyone, time.process_time()
 
 
 def _processor() -> str:
+    # psutil does not know the name, and platform gives only the architecture on Linux
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
