@@ -22,7 +22,10 @@ def tokens(batch=(3,), dtype=torch.float64, size=1.0):
 
 @pytest.fixture(params=["own heads", "shared heads", "nothing stored"])
 def strategy(request, monkeypatch):
-    """Whatever the sizes, let threads take heads of their own, share them, or store nothing."""
+    """Let threads take heads of their own, share them, or store no more than a block of each.
+
+    At these sizes a block may be a whole head: test_strategies.py has several blocks of each.
+    """
     if request.param == "shared heads":
         monkeypatch.setattr(cpu, "OWN_HEAD_BYTES", 0)
     if request.param == "nothing stored":

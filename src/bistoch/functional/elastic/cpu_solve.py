@@ -96,7 +96,9 @@ def solve_head(job, index, space, worker, like):
         if not given:
             omega = choose_step(job, index, space, omega, apart / least, like)
             least = min(least, apart)
-        fresh = keep and move_columns(job, index, space, t, omega, like) < SAFE
+        # columns move whether or not K is kept: without it, the next pass builds it around them
+        furthest = move_columns(job, index, space, t, omega, like)
+        fresh = keep and furthest < SAFE
         if not coasting:
             # the plans to come would repeat this one: their steps, which never grow, add up to less
             # than the first bound, and at the observed rate to less than rounding

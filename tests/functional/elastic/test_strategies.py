@@ -1,0 +1,175 @@
+"""Every way in which the CPU kernels share out and store a head, proven where it really runs.
+
+A test at sizes of one block, one worker or one slot proves nothing about several of them: so each
+asserts which layout was taken, before it compares with the reference in float64.
+"""
+
+import pytest
+import torch
+
+import bistoch
+from bistoch.functional.elastic import cpu
+
+# several blocks of 64 rows for each of three threads, and rows that fill neither blocks nor vectors
+N, M, D, E = 433, 419, 5, 3
+HEADS, THREADS = 4, 3
+
+LIMITS = {
+    "own heads": {"OWN_HEAD_BYTES": 1 << 60},
+    "shared heads": {"OWN_HEAD_BYTES": 0},
+    "own heads, nothing stored": {"OWN_HEAD_BYTES": 1 << 60, "WORKSPACE_BYTES": 1 << 19},
+    "shared heads, nothing stored": {"OWN_HEAD_BYTES": 0, "WORKSPACE_BYTES": 1 << 19},
+}
+
+
+@pytest.fixture
+def threads():
+    """A number of threads that all tests here may change."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def layouts(monkeypatch):
+    """The layouts that were taken, in order: of the forward, then of the backward."""
+    taken, form = [], cpu._form
+
+    def recorded(*arguments):
+        found = form(*arguments)
+        taken.append(found.layout)
+        return found
+
+    monkeypatch.setattr(cpu, "_form", recorded)
+    return taken
+
+
+@pytest.fixture(params=LIMITS)
+def strategy(request, monkeypatch, threads):
+    """Limits with which each strategy is the one to take at the sizes above."""
+    for name, bytes_ in ({"BLOCK_BYTES": 1} | LIMITS[request.param]).items():
+        monkeypatch.setattr(cpu, name, bytes_)
+    return request.param
+
+
+def assert_taken(strategy, layout, n=N):
+    """The strategy is the one of the layout, and has several workers or slots, and blocks."""
+    if strategy.startswith("own"):
+        assert (layout.workers, layout.slots) == (THREADS, 1)
+    else:
+        assert (layout.workers, layout.slots) == (1, THREADS)
+    assert layout.slots * 2 * layout.block < n
+    assert (layout.stored_rows < n) == strategy.endswith("nothing stored")
+
+
+def run(backend, tensors, dtype=torch.float64, **options):
+    """Attention and the gradients of a fixed loss."""
+    leaves = {name: t.to(dtype).detach().requires_grad_() for name, t in tensors.items()}
+    q, k, v = (leaves.pop(name) for name in ("query", "key", "value"))
+    result = bistoch.elastic_attention(q, k, v, backend=backend, **leaves, **options)
+    weights = torch.linspace(-1, 9, result.numel(), dtype=dtype).reshape(result.shape).cos()
+    inputs = (q, k, v, *leaves.values())
+    return (result.detach(), *torch.autograd.grad((result * weights).sum(), inputs))
+
+
+def problem(size=1.0):
+    return {
+        "query": size * torch.randn(HEADS, N, D),
+        "key": torch.randn(HEADS, M, D),
+        "value": torch.randn(HEADS, M, E),
+        "lam": 0.3 + 0.7 * torch.rand(HEADS),
+        "eps": 0.5 + torch.rand(HEADS),
+        "omega": 0.7 + 0.6 * torch.rand(HEADS),
+    }
+
+
+OPTIONS = {
+    "plain": {"iters": 4},
+    "mask": {"iters": 3, "mask": torch.ones(N, M, dtype=torch.bool).tril(M // 2)},
+    "padding": {
+        "iters": 3,
+        "query_mask": torch.arange(N) < torch.tensor([[N], [7], [300], [N]]),
+        "key_mask": torch.arange(M) < torch.tensor([[M], [400], [11], [100]]),
+    },
+    "tol": {"iters": 60, "tol": 1e-3},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_every_strategy_equals_the_reference(strategy, layouts, options):
+    tensors = problem()
+    if options.get("tol"):
+        # steps that are chosen
+        del tensors["omega"]
+    found = run("cpu", tensors, **options)
+    assert_taken(strategy, layouts[0])
+    for ours, theirs in zip(found, run("reference", tensors, **options), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-8)
+
+
+def test_every_strategy_with_a_bias_and_column_masses(strategy, layouts):
+    tensors = problem() | {
+        "mask": torch.randn(HEADS, N, M),
+        "column_mass": 0.5 + torch.rand(HEADS, M),
+    }
+    found = run("cpu", tensors, iters=3)
+    assert_taken(strategy, layouts[0])
+    for ours, theirs in zip(found, run("reference", tensors, iters=3), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-8)
+
+
+def test_every_strategy_with_cold_scores(strategy, layouts):
+    """Column factors that leave the range of the kernels, so that K is built around them."""
+    tensors = problem(40.0)
+    found = run("cpu", tensors, iters=8)
+    assert_taken(strategy, layouts[0])
+    for ours, theirs in zip(found, run("reference", tensors, iters=8), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-8, rtol=1e-6)
+
+
+def test_potentials_of_every_strategy(strategy, layouts):
+    q, k = torch.randn(HEADS, N, D), torch.randn(HEADS, M, D)
+    found = bistoch.elastic_potentials(q, k, iters=4, backend="cpu")
+    assert_taken(strategy, layouts[0])
+    wanted = bistoch.elastic_potentials(q.double(), k.double(), iters=4, backend="reference")
+    torch.testing.assert_close(found.column.double(), wanted.column, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.row.double(), wanted.row, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.error.double(), wanted.error, atol=1e-5, rtol=1e-3)
+
+
+def test_plans_of_every_strategy(strategy, layouts):
+    scores = torch.randn(HEADS, N, M, dtype=torch.float64)
+    found = bistoch.balance(scores, iters=4, backend="cpu")
+    assert_taken(strategy, layouts[0])
+    wanted = bistoch.balance(scores, iters=4, backend="reference")
+    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-9)
+
+
+# tokens that are repeated so often that a head of them exceeds the workspace
+COPIES, KINDS = 100, 83
+
+
+def test_beyond_the_workspace_at_its_real_size(layouts):
+    """8300 tokens, each a copy of one of 83: the plan is that of the 83, shared among the copies.
+
+    So the reference has the whole answer, though it could not hold the matrices.
+    """
+    n = COPIES * KINDS
+    small = {name: torch.randn(1, KINDS, D) for name in ("query", "key", "value")}
+    kinds = {name: torch.randperm(n) % KINDS for name in small}
+    kinds["value"] = kinds["key"]
+    large = {name: t[:, kinds[name]] for name, t in small.items()}
+    # scores that balance changes
+    small["query"], large["query"] = 2 * small["query"], 2 * large["query"]
+    wanted = [t.double() for t in small.values()]
+    options = {"iters": 3, "lam": 0.9}
+    softmax = bistoch.elastic_attention(*wanted, iters=0, backend="reference")[:, kinds["query"]]
+    wanted = bistoch.elastic_attention(*wanted, **options, backend="reference")[:, kinds["query"]]
+    found = bistoch.elastic_attention(*large.values(), **options, backend="cpu").double()
+    assert layouts[0].stored_rows < n
+    assert 2 * layouts[0].block * layouts[0].slots < n
+    error, moved = (found - wanted).abs().max(), (softmax - wanted).abs().max()
+    assert moved > 0.5
+    # softmax attention by torch itself errs by 1.5e-5 here: sums of 8300 terms in float32
+    assert error < 5e-5
