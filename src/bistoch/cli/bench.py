@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from bistoch.cli.mistakes import one_sentence
+from bistoch.cli.recipe_options import Device
 
 
 def bench(
@@ -42,6 +43,7 @@ def bench(
     flows: Annotated[
         bool, typer.Option("--flows", help="Time one heat step of a cloud beside other libraries.")
     ] = False,
+    device: Device = "cpu",
     out: Annotated[Path, typer.Option(help="Folder for JSON and picture.", file_okay=False)] = Path(
         "bench-results"
     ),
@@ -56,7 +58,10 @@ def bench(
         options = Options(
             n=tuple(n or ()), heads=heads, dim=dim, lam=lam, iters=iters, threads=threads,
             rounds=rounds, backward=backward, quick=quick, operators=operators, causal=causal,
+            device=device,
         )  # fmt: skip
+        if flows and device != "cpu":
+            raise ValueError("bench: --flows runs on the CPU; leave --device out")
         out.mkdir(parents=True, exist_ok=True)
     if flows:
         run_flow_bench(

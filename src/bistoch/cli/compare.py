@@ -14,6 +14,7 @@ from bistoch.cli.recipe_options import (
     Clip,
     Data,
     Decay,
+    Device,
     Epochs,
     Length,
     Model,
@@ -61,6 +62,7 @@ def compare(
     patience: Patience = None,
     precision: PrecisionName = Precision.FP32,
     length: Length = None,
+    device: Device = "cpu",
     tensorboard: TensorBoard = False,
     out: Annotated[Path, typer.Option(help="Folder for report and runs.", file_okay=False)] = Path(
         "compare-results"
@@ -73,6 +75,7 @@ def compare(
     are not trained again.
     """
     from bistoch.lab.compare import USUAL, Comparison, run_compare
+    from bistoch.lab.device import read_device
     from bistoch.lab.train import Recipe
     from bistoch.lab.train.open import usual_model
 
@@ -90,7 +93,7 @@ def compare(
         )  # fmt: skip
         run_compare(
             comparison, out, Console(highlight=False), command=_command(), length=length,
-            tensorboard=tensorboard,
+            device=read_device(device, "compare"), tensorboard=tensorboard,
         )  # fmt: skip
 
 

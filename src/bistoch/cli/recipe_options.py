@@ -80,6 +80,7 @@ Model = Annotated[
         help="Such as vit or 'vit(patch=(7,7), depth=2)'.", show_default="what fits the data"
     ),
 ]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 for a certain GPU.")]
 TensorBoard = Annotated[
     bool, typer.Option("--tensorboard/--no-tensorboard", help="Files for TensorBoard, too.")
 ]

@@ -2,7 +2,11 @@
 
 import csv
 import json
+import os
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +19,7 @@ from bistoch.cli.recipe_options import (
     Clip,
     Data,
     Decay,
+    Device,
     Epochs,
     Length,
     Model,
@@ -33,6 +38,8 @@ from bistoch.cli.recipe_options import (
 if TYPE_CHECKING:
     from bistoch.lab.train import Moment
 
+# seconds between two lines of a log file within an epoch
+LINE_EVERY = 60.0
 Run = Annotated[Path, typer.Argument(metavar="FOLDER", help="What `bistoch train` wrote.")]
 
 
@@ -53,7 +60,7 @@ def train(
     patience: Patience = None,
     precision: PrecisionName = Precision.FP32,
     length: Length = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     tensorboard: TensorBoard = True,
     out: Annotated[Path, typer.Option(help="Folder of the run.", file_okay=False)] = Path("run"),
 ) -> None:
@@ -66,7 +73,7 @@ def train(
     from bistoch.lab.train.log import MISSING, has_tensorboard
 
     console = Console(highlight=False)
-    with one_sentence():
+    with one_sentence(), _stoppable(out, console):
         recipe = Recipe(
             epochs=epochs, batch=batch, rate=rate, optimizer=optimizer.value,
             weight_decay=weight_decay, schedule=schedule.value, warmup=warmup,
@@ -143,8 +150,21 @@ def predict(
                 stream.close()
 
 
+@contextmanager
+def _stoppable(out: Path, console: Console) -> Iterator[None]:
+    """After Ctrl-C, say what was kept and how to resume."""
+    from bistoch.lab.train.setup import describe_kept
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        if os.environ.get("RANK", "0") == "0":
+            console.print(describe_kept(out), markup=False, soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
 class _progress:  # noqa: N801 (used as a function)
-    """A bar with the epoch, the loss and the last score."""
+    """A bar with the epoch, the loss and the last score; lines where the output is no terminal."""
 
     def __init__(self, console: Console, epochs: int):
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -153,9 +173,11 @@ class _progress:  # noqa: N801 (used as a function)
         self.bar = Progress(words, BarColumn(), TimeRemainingColumn(), console=console,
                             transient=True)  # fmt: skip
         self.epochs, self.task = epochs, self.bar.add_task("the first step", total=None)
+        self.said, self.at = 0, time.monotonic()
 
     def __enter__(self) -> "_progress":
-        self.bar.start()
+        if self.bar.console.is_terminal:
+            self.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -163,6 +185,14 @@ class _progress:  # noqa: N801 (used as a function)
 
     def __call__(self, moment: "Moment") -> None:
         last = moment.curve[-1] if moment.curve else {}
-        scores = ", ".join(f"{name} {x:.3f}" for name, x in last.items() if name != "train_loss")
-        words = f"epoch {moment.epoch}/{self.epochs}, train {moment.loss:.3f} {scores}"
+        scores = "".join(f", {name} {x:.3f}" for name, x in last.items() if name != "train_loss")
+        words = f"epoch {moment.epoch}/{self.epochs}, training loss {moment.loss:.3f}{scores}"
         self.bar.update(self.task, total=moment.steps, completed=moment.step, description=words)
+        if self.bar.console.is_terminal:
+            return
+        now = time.monotonic()
+        if moment.epoch > self.said or now - self.at >= LINE_EVERY:
+            self.said, self.at = moment.epoch, now
+            self.bar.console.print(
+                f"step {moment.step}/{moment.steps}, {words}", markup=False, soft_wrap=True
+            )

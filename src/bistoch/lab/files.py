@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ def write_whole(path: Path, content: bytes) -> None:
     ...     [(file.name, file.read_bytes()) for file in Path(folder).iterdir()]
     [('a', b'all')]
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = new_part(path)
     try:
         part.write_bytes(content)
         os.replace(part, path)
@@ -25,6 +27,21 @@ def write_whole(path: Path, content: bytes) -> None:
         raise OSError(refused.errno, refused.strerror or str(refused), str(path)) from refused
     finally:
         part.unlink(missing_ok=True)
+
+
+def new_part(path: Path) -> Path:
+    """A name beside a file to write it under first; what killed processes left there is removed.
+
+    >>> new_part(Path("a")).name.startswith(f".a.{os.getpid()}.")
+    True
+    """
+    import psutil  # type: ignore[import-untyped]
+
+    for old in path.parent.glob(".*.part"):
+        written_by = re.search(r"\.(\d+)\.\w+\.part$", old.name)
+        if written_by and not psutil.pid_exists(int(written_by[1])):
+            old.unlink(missing_ok=True)
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
 
 
 @contextmanager

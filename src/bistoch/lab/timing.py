@@ -21,6 +21,8 @@ def stopwatch(call: Callable[[], Any], count: int = 1) -> float:
     start = time.perf_counter()
     for _ in range(count):
         call()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return (time.perf_counter() - start) / count
 
 

@@ -4,12 +4,17 @@ import json
 import sys
 
 import pytest
+import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
 import bistoch
 from bistoch.cli import app
 from bistoch.lab.bench import Options, plan, run, run_bench, worker
+from bistoch.lab.bench.answers import Answers
+from bistoch.lab.bench.cases import Setting, sequence
+from bistoch.lab.bench.contenders import Contender
+from bistoch.lab.bench.measure import Entry, Pace, measure
 
 TINY = Options(n=(8, 16), heads=1, dim=4, rounds=1, threads=1)
 ABSENT = {"POT": "pip", "OTT-JAX": "pip", "GeomLoss": "pip"}
@@ -29,7 +34,7 @@ def measured(monkeypatch):
     done = []
     monkeypatch.setattr(run, "_draw", lambda store, console: None)
 
-    def pretend(group, todo, pace, answers):
+    def pretend(group, todo, pace, answers, device):
         cells = [run._blank(group, entry) for entry in todo]
         for cell in cells:
             cell.seconds = cell.ratio = cell.memory = cell.others = 1.0
@@ -209,3 +214,29 @@ def test_a_dying_process_is_a_cell(tmp_path, monkeypatch):
     assert all("its process died" in cell.reason for cell in cells)
     assert not child.alive
     child.close()
+
+
+def test_a_device_is_passed_on_and_checked(tmp_path, monkeypatch):
+    refused = CliRunner().invoke(app, ["bench", "--device", "mps", "--out", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "bench: device must be cpu, cuda or cuda:0, but it is 'mps'" in refused.stderr
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    options = Options(n=(8,), device="cuda")
+    assert options.command() == "bistoch bench --n 8 --device cuda"
+    assert options.configuration()["device"] == "cuda"
+    # results of the CPU that were recorded without a device are still read
+    assert "device" not in Options(n=(8,)).configuration()
+    assert all(group.package is None for group in plan.plan(options))
+
+
+def test_contenders_get_their_tensors_on_the_device(tmp_path):
+    seen = []
+
+    def prepare(task):
+        seen.extend([*task.inputs, task.cotangent])
+        raise RuntimeError("seen")
+
+    case = sequence(8, 1, 4, "random")
+    entry = Entry(Contender("mine", prepare, "softmax"), Setting())
+    measure(case, "forward", [entry], Pace(), Answers(tmp_path), device=torch.device("meta"))
+    assert {x.device.type for x in seen} == {"meta"}

@@ -27,7 +27,7 @@ from bistoch.lab.compare.draw import draw_clouds, draw_curves
 from bistoch.lab.compare.plan import cell_folder
 from bistoch.lab.compare.run import print_scores, train_all
 from bistoch.lab.data import Series
-from bistoch.lab.train import Moment, Recipe, Setup, new_model, open_task
+from bistoch.lab.train import DivergedError, Moment, Recipe, Setup, new_model, open_task
 from bistoch.lab.train.running import Forecast
 
 QUIET = Console(quiet=True)
@@ -48,7 +48,8 @@ def pictures(tmp_path):
     x = generator.integers(0, 60, (50, 6, 5), np.uint8)
     x[y == 1, :3] += 180
     path = tmp_path / "mine.npz"
-    np.savez(path, x_train=x[:30], y_train=y[:30], x_test=x[30:], y_test=y[30:])
+    np.savez(path, x_train=x[:30], y_train=y[:30], x_test=x[30:], y_test=y[30:],
+             classes=np.array(["<script>alert(1)</script>", "b"]))  # fmt: skip
     return str(path)
 
 
@@ -66,6 +67,9 @@ def test_a_comparison_ends_with_reports(pictures, tmp_path):
                         "Attention on real samples", "Protocol", "To run it again"):  # fmt: skip
             assert section in words
         assert "step, over softmax" in words
+        # names of classes are text
+        assert "<script" not in words
+        assert "&lt;script&gt;alert(1)" in words
     assert page.count("<img ") == 5
     assert "http" not in page.replace("http-equiv", "")
     for name in re.findall(r"\((figures/\w+\.png)\)", text):
@@ -92,6 +96,36 @@ def test_a_comparison_ends_with_reports(pictures, tmp_path):
     assert set(record["times"]["seconds"]) == set(operators)
     assert {"processor", "cores", "versions"} < set(record["machine"])
     assert datetime.fromisoformat(record["date"])
+
+
+def test_a_device_is_passed_on_and_checked(pictures, tmp_path, monkeypatch):
+    words = ("compare", "softmax", "--data", pictures, "--model", MODEL, "--seeds", 1, "--out",
+             tmp_path / "out", "--device")  # fmt: skip
+    refused = run(*words, "mps")
+    assert refused.exit_code == 2
+    assert "compare: device must be cpu, cuda or cuda:0, but it is 'mps'" in refused.stderr
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    told = "compare: device must be one of cuda:0 to cuda:1, but it is 'cuda:2'"
+    assert told in run(*words, "cuda:2").stderr
+    seen = {}
+    monkeypatch.setattr("bistoch.lab.compare.run_compare", lambda *_, **named: seen.update(named))
+    assert run(*words, "cuda:1").exit_code == 0
+    assert seen["device"] == torch.device("cuda:1")
+    # and from there on to training and timing
+    devices = []
+
+    def train(setup, task, folder, *, ranks, **_):
+        folder.mkdir(parents=True)
+        devices.append(ranks.device)
+        raise DivergedError("seen")
+
+    monkeypatch.setattr(cells, "train_one", train)
+    monkeypatch.setattr(cells, "time_steps", lambda *given: devices.append(given[-1]) or {})
+    monkeypatch.setattr("bistoch.lab.compare.run.check_operator", lambda *_: None)
+    comparison, task = Comparison(pictures, MODEL, ("softmax",), (0,), RECIPE), open_task(pictures)
+    train_all(comparison, task, tmp_path / "out", QUIET, device=seen["device"])
+    cells.time_once(comparison, task, tmp_path / "out", seen["device"])
+    assert devices == [seen["device"]] * 2
 
 
 def test_doubtful_times_are_called_so(pictures, tmp_path):

@@ -237,6 +237,8 @@ def test_killed_in_the_middle(row, server, tmp_path):
     server.go_on.set()
     fetch(row, quiet())
     assert (tmp_path / "cache" / NAME).read_bytes() == CONTENT
+    # and what the killed one left is gone
+    assert left(tmp_path) == [NAME]
 
 
 def test_several_fetch_at_once(row, server, tmp_path):

@@ -79,6 +79,35 @@ def test_one_wrong_byte_in_arrays(tmp_path):
             assert str(path) in str(told)  # noqa: PT017
 
 
+@pytest.mark.parametrize("name", ["a.gz", "a.xz", "a.npz", "a"])
+def test_what_unpacks_to_more_than_the_limit_is_refused(tmp_path, monkeypatch, name):
+    path, zeros = tmp_path / name, bytes(5_000_000)
+    packed = {"a.gz": gzip.compress, "a.xz": lzma.compress}.get(name, bytes)
+    path.write_bytes(packed(zeros))
+    if name == "a.npz":
+        np.savez_compressed(path, x=np.zeros(5_000_000, np.uint8))
+    read = read_arrays if name == "a.npz" else read_bytes
+    monkeypatch.setenv("BISTOCH_READ_LIMIT", "0.004")
+    with pytest.raises(DataError, match=rf"{name} holds more than 0.004 GB once .* set BISTOCH_RE"):
+        read(path)
+    monkeypatch.setenv("BISTOCH_READ_LIMIT", "0.01")
+    assert len(read(path)) in (1, 5_000_000)
+    monkeypatch.setenv("BISTOCH_READ_LIMIT", "much")
+    with pytest.raises(DataError, match="must be a number of gigabytes, but it is 'much'"):
+        read(path)
+
+
+def test_too_little_memory_is_a_sentence(tmp_path, monkeypatch):
+    def full(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("lzma.LZMAFile.read", full)
+    monkeypatch.setattr("numpy.lib.format.read_array", full)
+    (tmp_path / "a.xz").write_bytes(PACKED["a.xz"])
+    with pytest.raises(DataError, match=r"a\.xz needs more memory than this machine has left"):
+        read_bytes(tmp_path / "a.xz")
+
+
 def test_what_is_not_an_npz(tmp_path):
     np.save(tmp_path / "a.npy", np.arange(3))
     (tmp_path / "a.npy").rename(tmp_path / "b.npz")

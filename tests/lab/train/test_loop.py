@@ -10,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from bistoch.lab.train import (
     CheckpointError,
     DivergedError,
     Recipe,
+    checkpoint,
     evaluate,
     fit,
     load_checkpoint,
@@ -140,6 +142,64 @@ def test_a_damaged_checkpoint_is_a_sentence(small, tmp_path, damage):
     new = {"cut": content[: len(content) // 2], "empty": b"", "text": b"hello" * 20}
     path.write_bytes(new.get(damage, content))
     with pytest.raises(CheckpointError, match=r"is damaged or no checkpoint of bistoch.*remove it"):
+        fit(small.Noisy(), small.make_task(), RECIPE, folder=tmp_path)
+
+
+def forge(path, change, tensors=lambda found: found):
+    """Another state or other tensors in a checkpoint, with a checksum that fits."""
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    state = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["state"])
+    found = tensors(safetensors.torch.load(content))
+    words = json.dumps(change(state))
+    marks = {"state": words, "sha256": checkpoint._digest(found, words)}
+    path.write_bytes(safetensors.torch.save(found, marks))
+
+
+FORGED = {
+    "no format": lambda s: {k: v for k, v in s.items() if k != "format"},
+    "another format": lambda s: s | {"format": 99},
+    "a list": lambda s: [s],
+    "an unknown field": lambda s: s | {"more": 1},
+    "a field less": lambda s: {k: v for k, v in s.items() if k != "curve"},
+    "step below zero": lambda s: s | {"step": -3},
+    "step as text": lambda s: s | {"step": "3"},
+    "step of another run": lambda s: s | {"step": 10**6},
+    "step of another epoch": lambda s: s | {"step": 0, "finished": ""},
+    "curve of text": lambda s: s | {"curve": ["a", "b", "c"]},
+    "curve without a score": lambda s: s | {"curve": [{"loss": 1.0}] * 3},
+    "curve without losses": lambda s: s | {"curve": 3},
+    "nan": lambda s: s | {"total": float("nan")},
+    "best of no epoch": lambda s: s | {"best": 1.0},
+    "finished before it began": lambda s: s | {"step": 0, "curve": []},
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_forged_state_is_a_sentence(small, tmp_path, what):
+    fit(small.Noisy(), small.make_task(), RECIPE, folder=tmp_path)
+    forge(tmp_path / loop.CHECKPOINT, FORGED[what])
+    with pytest.raises(CheckpointError, match=r"is damaged or no checkpoint of bistoch.*remove it"):
+        fit(small.Noisy(), small.make_task(), RECIPE, folder=tmp_path)
+
+
+FORGED_TENSORS = {
+    "another shape": lambda t: t | {"optimizer.0.exp_avg": torch.zeros(3, 2)},
+    "too many": lambda t: t | {"optimizer.99.exp_avg": torch.zeros(())},
+    "no number": lambda t: t | {"optimizer.first.exp_avg": torch.zeros(())},
+    "an unknown key": lambda t: t | {"optimizer.0.speed": torch.zeros(())},
+    "a key less": lambda t: {k: v for k, v in t.items() if k != "optimizer.0.exp_avg"},
+    "other best weights": lambda t: t | {"best.head.weight": torch.zeros(2, 2)},
+}
+
+
+@pytest.mark.parametrize("what", FORGED_TENSORS)
+def test_forged_tensors_are_a_sentence(small, tmp_path, what):
+    fit(small.Noisy(), small.make_task(), RECIPE, folder=tmp_path)
+    forge(tmp_path / loop.CHECKPOINT, lambda state: state, FORGED_TENSORS[what])
+    with pytest.raises(
+        CheckpointError, match=r"is damaged or no checkpoint|belongs to another mod"
+    ):
         fit(small.Noisy(), small.make_task(), RECIPE, folder=tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -22,8 +23,10 @@ from bistoch.lab.train import (
 )
 from bistoch.lab.train.again import evaluate_again
 from bistoch.lab.train.running import NextCharacter
-from bistoch.lab.train.setup import _keep_config
+from bistoch.lab.train.setup import _refuse_another_run
 
+# in the package, the name is the command's
+CLI_TRAIN = sys.modules["bistoch.cli.train"]
 VIT = "vit(patch=(3,5), depth=1, dim=8, heads=2)"
 SETS = "set_transformer(depth=1, dim=8, heads=2, inducing=3)"
 RECIPE = Recipe(epochs=1, batch=250)
@@ -172,14 +175,67 @@ def test_a_config_that_lacks_something_is_one_sentence(seeing, tmp_path):
 
 
 def test_a_process_that_does_not_write_refuses_another_run_too(tmp_path):
-    _keep_config(tmp_path, {"setup": {}}, write=False)
-    assert not list(tmp_path.iterdir())
+    _refuse_another_run(tmp_path, {"setup": {}})
     task = open_task("shapes")
     train_one(Setup("shapes", SETS, recipe=RECIPE), task, tmp_path)
     before = json.loads((tmp_path / "config.json").read_text())
-    _keep_config(tmp_path, before, write=False)
+    _refuse_another_run(tmp_path, before)
     with pytest.raises(ValueError, match="holds a run with kind = 'points', but now it is 'text'"):
-        _keep_config(tmp_path, before | {"kind": "text"}, write=False)
+        _refuse_another_run(tmp_path, before | {"kind": "text"})
+
+
+def test_a_refused_start_does_not_refuse_the_corrected_command(tmp_path):
+    words = ("train", "--data", "shapes", "--epochs", 1, "--batch", 500, "--no-tensorboard",
+             "--out", tmp_path / "run", "--model", SETS)  # fmt: skip
+    # its plan is square, and inducing points are fewer than points: the first step says so
+    refused = run(*words, "--operator", "mixing(tokens=64)")
+    assert refused.exit_code == 2
+    assert not (tmp_path / "run" / "config.json").exists()
+    result = run(*words, "--operator", "sinkhorn")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["setup"]["operator"] == (
+        "sinkhorn"
+    )
+
+
+def test_a_log_file_gets_a_line_per_epoch(tmp_path, monkeypatch):
+    words = ("train", "--data", "shapes", "--epochs", 2, "--batch", 250, "--no-tensorboard",
+             "--model", SETS)  # fmt: skip
+    result = run(*words, "--out", tmp_path / "a")
+    lines = result.stdout.splitlines()
+    assert [line.split(",")[:2] for line in lines[:2]] == [
+        ["step 4/8", " epoch 1/2"], ["step 8/8", " epoch 2/2"],
+    ]  # fmt: skip
+    assert "training loss " in lines[0]
+    assert "accuracy 0." in lines[0]
+    # and in long epochs a line every minute
+    monkeypatch.setattr(CLI_TRAIN, "LINE_EVERY", 0.0)
+    result = run(*words, "--out", tmp_path / "b")
+    assert sum(line.startswith("step ") for line in result.stdout.splitlines()) == 8
+
+
+@pytest.mark.parametrize("step", [1, 5])
+def test_after_an_interrupt_it_says_what_was_kept(step, tmp_path, monkeypatch):
+    words = ("train", "--data", "shapes", "--epochs", 2, "--batch", 250, "--no-tensorboard",
+             "--model", SETS, "--out", tmp_path / "run")  # fmt: skip
+    shown = CLI_TRAIN._progress.__call__
+
+    def interrupt(self, moment):
+        if moment.step == step:
+            raise KeyboardInterrupt
+        shown(self, moment)
+
+    monkeypatch.setattr(CLI_TRAIN._progress, "__call__", interrupt)
+    result = run(*words)
+    assert result.exit_code == 130
+    last = result.stdout.splitlines()[-1]
+    if step == 1:
+        assert last.endswith("nothing is kept")
+    else:
+        assert "step 4 (1 epochs finished) is kept in" in last
+        assert last.endswith("give the same command again to resume")
+    monkeypatch.undo()
+    assert run(*words).exit_code == 0
 
 
 def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
@@ -189,7 +245,7 @@ def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr("pathlib.Path.write_bytes", full)
     refused = run("train", "--data", "shapes", "--model", SETS, "--out", tmp_path / "run")
     assert refused.exit_code == 2
-    assert f"{tmp_path / 'run' / 'config.json'}: No space left on device" in refused.stderr
+    assert f"{tmp_path / 'run' / 'metrics.jsonl'}: No space left on device" in refused.stderr
 
 
 def test_nothing_is_chosen_by_the_test_split(tmp_path):

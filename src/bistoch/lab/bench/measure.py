@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import torch
+
 from bistoch.functional import BackendUnavailableError
 from bistoch.lab.bench.answers import PLAN, Answers, Verdict, judge, proof_bytes
 from bistoch.lab.bench.cases import Case, Direction, Setting
@@ -103,6 +105,8 @@ def measure(
     pace: Pace,
     answers: Answers,
     timer: Timer = stopwatch,
+    *,
+    device: torch.device | None = None,
 ) -> list[Cell]:
     """Prove and time all entries, the first of which is the baseline of the ratios.
 
@@ -114,6 +118,7 @@ def measure(
         pace: how long to measure.
         answers: the right answers.
         timer: the clock; tests bring their own.
+        device: where everybody computes; by default the CPU.
     """
     cells = [new_cell(case, direction, entry) for entry in entries]
     running = []
@@ -124,7 +129,7 @@ def measure(
             cell.status, cell.reason = "skipped", reason
             continue
         try:
-            call = _prove(cell, case, direction, entry, answers)
+            call = _prove(cell, case, direction, entry, answers, device or torch.device("cpu"))
             if call is not None:
                 # all ratios hang on the baseline: it is never timed once
                 limit = math.inf if cell is cells[0] else pace.limit
@@ -170,20 +175,25 @@ def refusal(case: Case, direction: Direction, entry: Entry) -> str | None:
 
 
 def _prove(
-    cell: Cell, case: Case, direction: Direction, entry: Entry, answers: Answers
+    cell: Cell,
+    case: Case,
+    direction: Direction,
+    entry: Entry,
+    answers: Answers,
+    device: torch.device,
 ) -> Callable[[], Any] | None:
     """The call to be timed, or None if its results are wrong."""
     contender, setting = entry
     answer = answers.get(case, contender.truth, setting, direction)
     cell.proved_by, cell.problems_proven = answer.proved_by, len(answer.problems)
-    inputs, cotangent = case.inputs(), case.cotangent()
+    inputs, cotangent = tuple(x.to(device) for x in case.inputs()), case.cotangent().to(device)
     verdict = Verdict({}, 0.0)
     for effort in contender.efforts:
         taken = replace(setting, iters=setting.iters * effort)
         calls = contender.prepare(Task(inputs, cotangent, taken))
         call = _chosen(calls, direction)
         result, cell.memory_allocated = allocated_by(call)
-        verdict = judge(answer, calls.read(result))
+        verdict = judge(answer, tuple(x.cpu() for x in calls.read(result)))
         del result
         cell.errors, cell.tolerance = verdict.errors, verdict.allowed
         cell.iterations_taken = taken.iters if contender.takes_setting else None

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -44,7 +45,10 @@ def largest_allocation(call: Callable[[], Any]) -> int:
 
 def _allocations(call: Callable[[], Any]) -> tuple[Any, list[int]]:
     """The result of a call, and the bytes that were taken, or given back, in their order."""
-    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_initialized():
+        activities.append(ProfilerActivity.CUDA)
+    with _quiet(), profile(activities=activities, profile_memory=True) as recorded:
         result = call()
     events = recorded.profiler.kineto_results.events()
     in_order = sorted(events, key=lambda event: event.start_ns())

@@ -27,6 +27,7 @@ from bistoch.lab.bench.contenders import (
 )
 from bistoch.lab.bench.measure import Entry, Pace
 from bistoch.lab.bench.peers import PACKAGES, missing_packages, peer_contenders
+from bistoch.lab.device import read_device
 
 SIZES = (64, 256, 1024, 2048, 4096, 8192, 16384)
 QUICK_SIZES, OPERATOR_SIZES = (256, 1024), (64, 256, 1024)
@@ -59,6 +60,7 @@ class Options:
     quick: bool = False
     operators: bool = False
     causal: bool = False
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         numbers = {
@@ -74,6 +76,7 @@ class Options:
             raise ValueError(f"bench: lam must be in [0, 1], but it is {self.lam}")
         if self.operators and self.causal:
             raise ValueError("bench: operators and causal are two runs; choose one of them")
+        read_device(self.device, "bench")
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -116,6 +119,7 @@ class Options:
         'bistoch bench --n 64 --n 256 --no-backward --quick'
         """
         words = ["bistoch bench", *(f"--n {n}" for n in self.n)]
+        words += [f"--device {self.device}"] if self.device != Options.device else []
         words += [f"--dim {self.dim}"] if self.dim != Options.dim else []
         for name in ("heads", "lam", "iters", "threads", "rounds"):
             value = getattr(self, name)
@@ -126,8 +130,10 @@ class Options:
 
     def configuration(self) -> dict[str, Any]:
         """All options that change numbers, as plain data."""
+        # results of the CPU that were recorded before there was a choice stay valid
+        device = {} if self.device == Options.device else {"device": self.device}
         return {
-            "sizes": list(self.sizes), "heads": self.heads or 8, "dim": self.dim,
+            **device, "sizes": list(self.sizes), "heads": self.heads or 8, "dim": self.dim,
             "settings": [str(setting) for setting in self.settings],
             "threads": self.used_threads, "pace": list(self.pace), "backward": self.backward,
             "quick": self.quick, "operators": self.operators, "causal": self.causal,
@@ -161,7 +167,9 @@ def plan(options: Options) -> list[Group]:
         for case in _sequences(options)
         for way in options.directions
     ]
-    return [*groups, *_other_shapes(options), *_peer_groups(options)]
+    # other libraries are compared on the CPU
+    peers = _peer_groups(options) if options.device == "cpu" else ()
+    return [*groups, *_other_shapes(options), *peers]
 
 
 def _sequences(options: Options) -> Iterator[Case]:

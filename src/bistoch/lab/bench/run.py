@@ -113,7 +113,7 @@ def _remarks(options: Options) -> list[str]:
     """What must be said beside the tables."""
     if options.causal:
         return [f"here {SDPA} is causal: it is called with is_causal=True"]
-    if options.operators:
+    if options.operators or options.device != "cpu":
         return []
     return [f"{name} is not installed: {how}" for name, how in missing_packages().items()]
 
@@ -144,7 +144,8 @@ def _measure_all(
                 worker = worker or Worker(options.used_threads, options.pace, answers)
                 cells = worker.measure(group.case, group.direction, todo)
             elif todo:
-                cells = _measure_here(group, todo, options.pace, answers)
+                device = torch.device(options.device)
+                cells = _measure_here(group, todo, options.pace, answers, device)
             if missing:
                 store.add([*cells, *hopeless])
             bar.step(len(missing), group)
@@ -154,11 +155,12 @@ def _measure_all(
 
 
 def _measure_here(
-    group: Group, todo: Sequence[Entry], pace: Pace, answers: Path
-) -> list[Cell]:  # fmt: skip
+    group: Group, todo: Sequence[Entry], pace: Pace, answers: Path, device: torch.device
+) -> list[Cell]:
     baseline = group.entries[0]
     others = [entry for entry in todo if entry != baseline]
-    return measure(group.case, group.direction, [baseline, *others], pace, Answers(answers))
+    entries = [baseline, *others]
+    return measure(group.case, group.direction, entries, pace, Answers(answers), device=device)
 
 
 def _blank(group: Group, entry: Entry) -> Cell:

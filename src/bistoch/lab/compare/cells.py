@@ -12,10 +12,11 @@ from bistoch.lab.compare.look import measure
 from bistoch.lab.compare.plan import Comparison, cell_folder
 from bistoch.lab.compare.timing import time_steps
 from bistoch.lab.files import digest, write_whole
-from bistoch.lab.train import DivergedError, Moment, Setup, Task, evaluate, train_one
+from bistoch.lab.train import DivergedError, Moment, Ranks, Setup, Task, evaluate, train_one
 from bistoch.lab.train.task import watched_split
 
 RESULT = "result.json"
+CPU = torch.device("cpu")
 
 
 class Cell(NamedTuple):
@@ -39,6 +40,7 @@ def run_cell(
     task: Task,
     out: Path,
     *,
+    device: torch.device = CPU,
     tensorboard: bool = False,
     watch: Watch | None = None,
 ) -> Cell:
@@ -49,7 +51,9 @@ def run_cell(
         return Cell(setup, folder, json.loads(path.read_text(encoding="utf-8")))
     told = None if watch is None else lambda moment: watch(setup, moment)
     try:
-        model, fitted = train_one(setup, task, folder, tensorboard=tensorboard, watch=told)
+        model, fitted = train_one(
+            setup, task, folder, ranks=Ranks(0, 1, device), tensorboard=tensorboard, watch=told
+        )
     except DivergedError as mistake:
         result: dict[str, Any] = {"diverged": str(mistake)}
     else:
@@ -69,7 +73,13 @@ def run_cell(
 
 
 def run_all(
-    comparison: Comparison, task: Task, out: Path, *, tensorboard: bool, watch: Watch | None
+    comparison: Comparison,
+    task: Task,
+    out: Path,
+    *,
+    device: torch.device = CPU,
+    tensorboard: bool,
+    watch: Watch | None,
 ) -> Iterator[Cell]:
     """All runs, seed by seed, so that an early look at the report compares like with like."""
     chosen: dict[str, float | None] = dict.fromkeys(comparison.operators)
@@ -77,14 +87,14 @@ def run_all(
         tried = []
         for rate in comparison.rates:
             setup = comparison.setup(operator, comparison.seeds[0], rate)
-            cell = run_cell(setup, task, out, tensorboard=tensorboard, watch=watch)
+            cell = run_cell(setup, task, out, device=device, tensorboard=tensorboard, watch=watch)
             tried.append(cell)
             yield cell
         chosen[operator] = _best_rate(tried, task)
     for seed in comparison.seeds:
         for operator in comparison.operators:
             setup = comparison.setup(operator, seed, chosen[operator])
-            yield run_cell(setup, task, out, tensorboard=tensorboard, watch=watch)
+            yield run_cell(setup, task, out, device=device, tensorboard=tensorboard, watch=watch)
 
 
 def _best_rate(tried: list[Cell], task: Task) -> float:
@@ -96,13 +106,19 @@ def _best_rate(tried: list[Cell], task: Task) -> float:
     return best.setup.recipe.rate
 
 
-def time_once(comparison: Comparison, task: Task, out: Path) -> dict[str, Any]:
+def time_once(
+    comparison: Comparison, task: Task, out: Path, device: torch.device = CPU
+) -> dict[str, Any]:
     """The time of a step by operator, measured once for a comparison and then read."""
-    facts = asdict(comparison), task.facts.get("length"), torch.get_num_threads()
+    facts: tuple[object, ...] = (
+        asdict(comparison), task.facts.get("length"), torch.get_num_threads(),
+    )  # fmt: skip
+    if device != CPU:
+        facts += (str(device),)
     path = out / "runs" / f"times-{digest(*facts)}.json"
     if path.exists():
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    found = time_steps(comparison, task)
+    found = time_steps(comparison, task, device)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(found).encode())
     return found

@@ -34,17 +34,18 @@ def see(model: nn.Module, task: Task, rows: range) -> Seen:
     seen = Seen([], [], [])
     for some in torch.tensor(rows).split(1 if task.kind == "text" else max(len(rows), 1)):
         with capture(model, budget=1 << 30, problems=None) as found:
-            model(*task.batch("test", some).inputs)
+            device = next(model.parameters()).device
+            model(*task.batch("test", some).to(device).inputs)
         seen.names = [plan.name for plan in found.plans]
         for place in range(len(some)):
             # a plan that is the same for all samples has no axis for them
             seen.plans.append([
-                (plan.plan[place] if plan.plan.ndim > 3 else plan.plan).float().reshape(
+                (plan.plan[place] if plan.plan.ndim > 3 else plan.plan).float().cpu().reshape(
                     -1, *plan.plan.shape[-2:]
                 )
                 for plan in found.plans
             ])  # fmt: skip
-            seen.states.append([state.state[place].float() for state in found.states])
+            seen.states.append([state.state[place].float().cpu() for state in found.states])
     return seen
 
 

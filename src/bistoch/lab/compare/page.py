@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from html import escape
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -40,15 +41,15 @@ class _Both:
 
     def __init__(self, title: str, folder: Path):
         self.report, self.folder = Report(title), folder
-        self.lines = [f"# {title}", ""]
+        self.lines = [f"# {_markdown(title)}", ""]
 
     def heading(self, text: str) -> None:
         self.report.heading(text)
-        self.lines += [f"## {text}", ""]
+        self.lines += [f"## {_markdown(text)}", ""]
 
     def text(self, text: str) -> None:
         self.report.text(text)
-        self.lines += [text, ""]
+        self.lines += [_markdown(text), ""]
 
     def code(self, text: str) -> None:
         self.report.code(text)
@@ -56,21 +57,30 @@ class _Both:
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
         self.report.table(head, rows, caption)
-        cells = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
+        cells = [[_markdown(cell).replace("|", "\\|") for cell in row] for row in (head, *rows)]
         cells.insert(1, ["---"] * len(head))
         self.lines += ["| " + " | ".join(row) + " |" for row in cells]
-        self.lines += ["", *([caption, ""] if caption else [])]
+        self.lines += ["", *([_markdown(caption), ""] if caption else [])]
 
     def figure(self, name: str, figure: Any, caption: str) -> None:
         content = to_png(figure)
         self.report.image(content, caption)
         self.folder.joinpath("figures").mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / "figures" / f"{name}.png", content)
-        self.lines += [f"![{caption}](figures/{name}.png)", ""]
+        self.lines += [f"![{_markdown(caption)}](figures/{name}.png)", ""]
 
     def write(self) -> Path:
         write_whole(self.folder / "report.md", "\n".join(self.lines).encode())
         return self.report.write(self.folder / "report.html")
+
+
+def _markdown(text: str) -> str:
+    """Text as Markdown shows it: names of classes and files may hold HTML.
+
+    >>> _markdown("class <b>cat</b> & co")
+    'class &lt;b&gt;cat&lt;/b&gt; &amp; co'
+    """
+    return escape(text, quote=False)
 
 
 def write_report(found: Found, folder: Path) -> Path:

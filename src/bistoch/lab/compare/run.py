@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 
+import torch
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bistoch.lab.compare.cells import Cell, run_all, time_once
+from bistoch.lab.compare.cells import CPU, Cell, run_all, time_once
 from bistoch.lab.compare.draw import new_figure
 from bistoch.lab.compare.live import board
 from bistoch.lab.compare.page import Found, write_report
@@ -35,6 +36,7 @@ def run_compare(
     *,
     command: str,
     length: int | None = None,
+    device: torch.device = CPU,
     tensorboard: bool = True,
     notes: Sequence[str] = (),
 ) -> Path:
@@ -46,33 +48,42 @@ def run_compare(
         console: where to show progress and results.
         command: what makes the report again, for its last line.
         length: as for `open_task`.
+        device: where models are trained and timed.
         tensorboard: whether to write files for TensorBoard.
         notes: paragraphs to put first in the report.
     """
     task = open_task(comparison.data, comparison.model, hold_out=comparison.chooses, length=length)
-    cells = train_all(comparison, task, out, console, tensorboard=tensorboard)
-    times = time_once(comparison, task, out)
+    cells = train_all(comparison, task, out, console, device=device, tensorboard=tensorboard)
+    times = time_once(comparison, task, out, device)
     found = Found(comparison, task, rows_of(comparison, cells), times, command, notes)
     print_scores(found, console)
     return write_all(found, out, console)
 
 
 def train_all(
-    comparison: Comparison, task: Task, out: Path, console: Console, *, tensorboard: bool = False
+    comparison: Comparison,
+    task: Task,
+    out: Path,
+    console: Console,
+    *,
+    device: torch.device = CPU,
+    tensorboard: bool = False,
 ) -> list[Cell]:
     """Train every run that is missing, with a board; what does not fit is said before the first."""
     # what is missing is said before hours of training, not after them
     import_safetensors()
     new_figure((1, 1))
     for operator in comparison.operators:
-        check_operator(comparison, operator, task)
+        check_operator(comparison, operator, task, device)
     if tensorboard and not has_tensorboard():
         console.print(MISSING, style="dim", highlight=False, markup=False)
         tensorboard = False
     cells: list[Cell] = []
     try:
         with board(comparison, task, console) as shown:
-            for cell in run_all(comparison, task, out, tensorboard=tensorboard, watch=shown.step):
+            for cell in run_all(
+                comparison, task, out, device=device, tensorboard=tensorboard, watch=shown.step
+            ):
                 cells.append(cell)
                 shown.finish(cell)
     except KeyboardInterrupt:
@@ -91,18 +102,18 @@ def write_all(found: Found, out: Path, console: Console) -> Path:
     return page
 
 
-def check_operator(comparison: Comparison, operator: str, task: Task) -> None:
+def check_operator(
+    comparison: Comparison, operator: str, task: Task, device: torch.device = CPU
+) -> None:
     """Run one sample through the model, so that an operator that does not fit is said at once."""
-    import torch
-
-    model = new_model(comparison.setup(operator, comparison.seeds[0]), task).eval()
+    model = new_model(comparison.setup(operator, comparison.seeds[0]), task).to(device).eval()
     if not operators(model):
         raise ValueError(
             f"compare: the model {comparison.model} attends nowhere, so that no operator makes a "
             "difference; take another model or other options"
         )
     with torch.no_grad():
-        model(*task.batch("test", torch.tensor([0])).inputs)
+        model(*task.batch("test", torch.tensor([0])).to(device).inputs)
 
 
 def print_scores(found: Found, console: Console) -> None:

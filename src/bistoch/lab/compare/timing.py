@@ -14,7 +14,7 @@ from bistoch.lab.train.loop import make_optimizer
 ROUNDS, WARM_UP = 9, 2
 
 
-def time_steps(comparison: Comparison, task: Task) -> dict[str, Any]:
+def time_steps(comparison: Comparison, task: Task, device: torch.device) -> dict[str, Any]:
     """Seconds of a training step (forward, backward, update), the best of several rounds.
 
     Softmax is always among them, as what the others are compared with. `others` is the share of all
@@ -22,10 +22,10 @@ def time_steps(comparison: Comparison, task: Task) -> dict[str, Any]:
     """
     names = dict.fromkeys(("softmax", *comparison.operators))
     rows = torch.arange(min(comparison.recipe.batch, task.count("train")))
-    batch = task.batch("train", rows)
+    batch = task.batch("train", rows).to(device)
     models = {}
     for name in names:
-        model = new_model(comparison.setup(name, comparison.seeds[0]), task).train()
+        model = new_model(comparison.setup(name, comparison.seeds[0]), task).to(device).train()
         models[name] = model, make_optimizer(model, comparison.recipe)
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
@@ -33,6 +33,8 @@ def time_steps(comparison: Comparison, task: Task) -> dict[str, Any]:
         optimizer.zero_grad(set_to_none=True)
         task.losses(model(*batch.inputs), batch.target).mean().backward()
         optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         return time.perf_counter() - began
 
     neighbours = OtherLoad()

@@ -3,7 +3,6 @@
 import hashlib
 import http.client
 import os
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from bistoch.lab.data.entry import Entry, File
 from bistoch.lab.data.kinds import DataError
 from bistoch.lab.data.packed import check_whole
 from bistoch.lab.data.places import cache_folder
+from bistoch.lab.files import new_part
 
 CHUNK = 1 << 16
 PATIENCE = 30.0
@@ -54,11 +54,10 @@ def download(name: str, file: File, path: Path, report: Callable[[int], None]) -
     """Write one file beside its place, prove it, and move it there in one step."""
     with _disk(name, path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # a name of its own, so that two who fetch at once do not write into one file
-        number, part = tempfile.mkstemp(".part", f"{path.name}.", path.parent)
+        part = new_part(path)
     try:
         # closing writes what is left in the buffer, so that a full disk may show only there
-        with _disk(name, path), os.fdopen(number, "wb") as stream:
+        with _disk(name, path), part.open("xb") as stream:
             digest, size = _receive(name, file, path, stream, report)
         if size != file.size or digest != file.sha256:
             raise DataError(
@@ -71,11 +70,9 @@ def download(name: str, file: File, path: Path, report: Callable[[int], None]) -
             check_whole(name, file, path)
             return
         with _disk(name, path):
-            # temporary files are for their owner only, data are for all
-            Path(part).chmod(0o644)
             os.replace(part, path)
     finally:
-        Path(part).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
 
 
 def _receive(

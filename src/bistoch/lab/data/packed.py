@@ -5,12 +5,14 @@ import gzip
 import hashlib
 import io
 import lzma
+import os
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -27,6 +29,10 @@ BROKEN = (
     zlib.error,
     UnicodeDecodeError,
 )
+# gigabytes that a file may hold once it is unpacked: a small file can unpack to a thousand times
+# its size; BISTOCH_READ_LIMIT sets another limit
+READ_LIMIT = 2.0
+CHUNK = 1 << 20
 
 
 def sha256_of(path: Path) -> str:
@@ -61,6 +67,24 @@ def cut_or_broken(path: Path) -> Iterator[None]:
         ) from broken
     except OSError as refused:
         raise DataError(f"cannot read {path}: {refused.strerror or refused}") from refused
+    except MemoryError as full:
+        raise DataError(f"{path} needs more memory than this machine has left") from full
+
+
+def check_unpacked(path: Path, size: int) -> None:
+    """Refuse a file that holds more bytes than the limit allows."""
+    text = os.environ.get("BISTOCH_READ_LIMIT", "")
+    try:
+        limit = float(text or READ_LIMIT)
+    except ValueError:
+        raise DataError(
+            f"BISTOCH_READ_LIMIT must be a number of gigabytes, but it is {text!r}"
+        ) from None
+    if size > limit * 1e9:
+        raise DataError(
+            f"{path} holds more than {limit:g} GB once it is unpacked, the limit for one file; if "
+            "that is what it should hold, set BISTOCH_READ_LIMIT to more gigabytes"
+        )
 
 
 def form_of(path: Path) -> str:
@@ -79,12 +103,22 @@ def read_bytes(path: Path, limit: int = -1) -> bytes:
     with cut_or_broken(path):
         if path.suffix.lower() == ".gz":
             with gzip.open(path) as stream:
-                return stream.read(limit)
+                return _read(stream, path, limit)
         if path.suffix.lower() == ".xz":
             with lzma.open(path) as stream:
-                return stream.read(limit)
+                return _read(stream, path, limit)
         with path.open("rb") as plain:
-            return plain.read(limit)
+            return _read(plain, path, limit)
+
+
+def _read(stream: IO[bytes] | gzip.GzipFile, path: Path, limit: int) -> bytes:
+    if limit >= 0:
+        return stream.read(limit)
+    content = io.BytesIO()
+    while chunk := stream.read(CHUNK):
+        content.write(chunk)
+        check_unpacked(path, content.tell())
+    return content.getvalue()
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
@@ -128,8 +162,9 @@ def read_arrays(path: Path) -> Mapping[str, np.ndarray]:
     with cut_or_broken(path):
         try:
             with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+                check_unpacked(path, sum(member.file_size for member in arrays.zip.infolist()))
                 return {key: arrays[key] for key in arrays.files}
-        except (*BROKEN, OSError):
+        except (*BROKEN, OSError, MemoryError, DataError):
             raise
         except Exception as broken:
             # a damaged archive makes its readers raise nearly anything

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bistoch.lab.inspect import pictures_in
+from bistoch.lab.train.setup import is_run
 
 # what a file of pictures may be called
 IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff"}
@@ -94,6 +95,12 @@ def _quiet(transformers: Any) -> Iterator[None]:
 
 
 def _read_config(transformers: Any, name: str) -> Any:
+    if is_run(Path(name)):
+        raise ValueError(
+            f"inspect: {name} is a run of `bistoch train`, and inspect reads models of "
+            f"transformers; `bistoch eval {name}` scores the run, and the report of `bistoch "
+            "compare` shows what the attention of trained models does"
+        )
     try:
         return transformers.AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as reason:

@@ -6,6 +6,7 @@ before or the one after, never a mixture. A checksum over everything tells a dam
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from bistoch.lab.files import write_whole
 
 FORMAT = 1
+ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
 
 
 class CheckpointError(ValueError):
@@ -76,10 +78,35 @@ def load_checkpoint(path: Path) -> tuple[State, dict[str, Tensor]]:
         raise damaged(path, f"it cannot be read ({type(mistake).__name__})") from None
     if digest != _digest(tensors, words):
         raise damaged(path, "its content does not have the checksum that was written with it")
-    state = json.loads(words)
-    if state.pop("format") != FORMAT:
+    return _read_state(path, words), tensors
+
+
+def _read_state(path: Path, words: str) -> State:
+    """The state of a run; its checksum proves that it is whole, not that it makes sense."""
+    try:
+        found = dict(json.loads(words))
+    except (ValueError, TypeError):
+        raise damaged(path, "its state is no JSON object") from None
+    if found.pop("format", None) != FORMAT:
         raise damaged(path, "it was written by another version")
-    return State(**state), tensors
+    try:
+        state = State(**found)
+        numbers = [state.total, state.seconds, *(x for row in state.curve for x in row.values())]
+        counts = (state.step, state.count, state.best_epoch)
+        is_right = (
+            all(type(x) is int and x >= 0 for x in counts)
+            and all(math.isfinite(x) for x in numbers)
+            and state.best_epoch <= len(state.curve)
+            and isinstance(state.finished, str)
+            and bool(state.curve or not state.finished)
+            and (state.best is None or math.isfinite(state.best))
+            and (state.best is None) == (state.best_epoch == 0)
+        )
+    except (AttributeError, TypeError):
+        is_right = False
+    if not is_right:
+        raise damaged(path, "its state holds values that no run can have")
+    return state
 
 
 def damaged(path: Path, why: str) -> CheckpointError:
@@ -94,18 +121,34 @@ def restore(
 ) -> dict[str, Tensor]:
     """Put the tensors of a checkpoint where they belong; returns the best weights so far."""
     load_weights(path, tensors, model, "model")
+    best = part(tensors, "best")
+    if best:
+        _check_fits(path, best, model)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    keys = {"momentum_buffer"} if isinstance(optimizer, torch.optim.SGD) else ADAM_STATE
     state: dict[int, dict[str, Tensor]] = {}
     for name, x in part(tensors, "optimizer").items():
-        number, key = name.split(".", 1)
+        number, _, key = name.partition(".")
+        known = number.isdecimal() and int(number) < len(parameters) and key in keys
+        if not known or x.shape not in ((), parameters[int(number)].shape):
+            raise damaged(path, f"the optimizer has no {name} of the shape {tuple(x.shape)}")
         state.setdefault(int(number), {})[key] = x
+    if any(values.keys() != keys for values in state.values()):
+        raise damaged(path, "a part of the optimizer's state is missing")
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    return part(tensors, "best")
+    return best
 
 
 def load_weights(path: Path, tensors: dict[str, Tensor], model: nn.Module, kind: str) -> None:
     """Put weights into a model, "model" for the last ones or "best" for the best ones."""
-    weights, wanted = part(tensors, kind), model.state_dict()
+    weights = part(tensors, kind)
+    _check_fits(path, weights, model)
+    model.load_state_dict(weights)
+
+
+def _check_fits(path: Path, weights: dict[str, Tensor], model: nn.Module) -> None:
+    wanted = model.state_dict()
     wrong = sorted(weights.keys() ^ wanted.keys()) or sorted(
         name for name, x in weights.items() if x.shape != wanted[name].shape
     )
@@ -114,7 +157,6 @@ def load_weights(path: Path, tensors: dict[str, Tensor], model: nn.Module, kind:
             f"{path} belongs to another model: {wrong[0]} does not fit, one of {len(wrong)} "
             "tensors; use a folder of its own for every model"
         )
-    model.load_state_dict(weights)
 
 
 def part(tensors: dict[str, Tensor], kind: str) -> dict[str, Tensor]:

@@ -1,18 +1,25 @@
 """The training loop: plain torch, one process or several, and a run that can be killed anywhere."""
 
+import json
 import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from bistoch.lab.files import held
-from bistoch.lab.train.checkpoint import State, load_checkpoint, restore, save_checkpoint
+from bistoch.lab.files import held, write_whole
+from bistoch.lab.train.checkpoint import (
+    State,
+    damaged,
+    load_checkpoint,
+    restore,
+    save_checkpoint,
+)
 from bistoch.lab.train.diverged import diagnose
 from bistoch.lab.train.log import Log
 from bistoch.lab.train.order import borrowed_randomness, epoch_order, seed_all
@@ -21,7 +28,7 @@ from bistoch.lab.train.recipe import Recipe, rate_at
 from bistoch.lab.train.score import autocast, evaluate
 from bistoch.lab.train.task import Task, parameter_groups, watched_split
 
-CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
+CHECKPOINT, METRICS, CONFIG = "checkpoint.safetensors", "metrics.jsonl", "config.json"
 # seconds between two checkpoints within an epoch, and steps between two lines of the log
 SAVE_EVERY, LOG_EVERY = 20.0, 50
 
@@ -54,6 +61,7 @@ def fit(
     *,
     folder: Path,
     seed: int = 0,
+    config: dict[str, Any] | None = None,
     ranks: Ranks | None = None,
     tensorboard: bool = False,
     watch: Callable[[Moment], None] | None = None,
@@ -68,13 +76,14 @@ def fit(
         folder: for the checkpoint and the log. A run that is finished there is only read.
         seed: of the order of the samples and of what layers draw, such as dropout. The weights to
             start from are those of the model.
+        config: what to write into config.json, beside the first checkpoint.
         ranks: the processes that train together; by default this one alone.
         tensorboard: whether to write files for TensorBoard.
         watch: called after every step, in the first process.
         save_every: seconds between two checkpoints; one is written after every epoch anyway.
     """
     ranks = ranks or Ranks(0, 1, torch.device("cpu"))
-    run = _Run(model.to(ranks.device), task, recipe, folder, seed, ranks)
+    run = _Run(model.to(ranks.device), task, recipe, folder, seed, ranks, config)
     with borrowed_randomness(), held(folder) if ranks.leads else nullcontext():
         run.resume()
         if ranks.leads and not run.state.finished:
@@ -92,10 +101,17 @@ def fit(
 
 class _Run:
     def __init__(
-        self, model: nn.Module, task: Task, recipe: Recipe, folder: Path, seed: int, ranks: Ranks
+        self,
+        model: nn.Module,
+        task: Task,
+        recipe: Recipe,
+        folder: Path,
+        seed: int,
+        ranks: Ranks,
+        config: dict[str, Any] | None,
     ):
         self.model, self.task, self.recipe, self.seed, self.ranks = model, task, recipe, seed, ranks
-        self.path = folder / CHECKPOINT
+        self.path, self.config = folder / CHECKPOINT, config
         self.optimizer = make_optimizer(model, recipe)
         self.state, self.best = State(), dict[str, Tensor]()
         self.batches = batch_sizes(task.count("train"), recipe.batch, ranks.count)
@@ -107,6 +123,18 @@ class _Run:
         """Go back to the last checkpoint, if there is one."""
         if self.path.exists():
             self.state, tensors = load_checkpoint(self.path)
+            epochs = self.state.step // len(self.batches)
+            names = {"train_loss", "loss", self.task.score_name}
+            if (
+                self.state.step > self.steps
+                or epochs != len(self.state.curve)
+                or any(row.keys() != names for row in self.state.curve)
+            ):
+                raise damaged(
+                    self.path,
+                    f"{self.state.step} steps and {len(self.state.curve)} finished epochs do not "
+                    f"fit a run of {self.recipe.epochs} epochs of {len(self.batches)} steps",
+                )
             self.best = restore(self.path, tensors, self.model, self.optimizer)
 
     def train(
@@ -128,10 +156,17 @@ class _Run:
             now = time.monotonic()
             state.seconds = before + now - began
             if self.ranks.leads and (ended or state.finished or now - saved >= save_every):
-                save_checkpoint(self.path, state, self.model, self.optimizer, self.best)
+                self.save()
                 saved = now
             if watch is not None:
                 watch(Moment(state.step, self.steps, len(state.curve), loss, state.curve))
+
+    def save(self) -> None:
+        """Write a checkpoint, before the first one what it belongs to: no run, no config."""
+        if self.config is not None and not self.path.exists():
+            content = json.dumps(self.config, indent=1, ensure_ascii=False)
+            write_whole(self.path.with_name(CONFIG), content.encode())
+        save_checkpoint(self.path, self.state, self.model, self.optimizer, self.best)
 
     def step(self, wrapped: nn.Module) -> tuple[float, float]:
         """One step of the optimizer; the loss of the whole batch, and the learning rate."""

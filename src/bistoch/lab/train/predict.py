@@ -10,7 +10,14 @@ from torch import Tensor
 
 from bistoch.lab.data import DataError
 from bistoch.lab.data.own_text import read_texts
-from bistoch.lab.data.packed import cut_or_broken, form_of, read_arrays, read_bytes, read_text
+from bistoch.lab.data.packed import (
+    check_unpacked,
+    cut_or_broken,
+    form_of,
+    read_arrays,
+    read_bytes,
+    read_text,
+)
 from bistoch.lab.data.read_images import decode
 from bistoch.lab.text import Vocabulary
 from bistoch.lab.train.classify import draw_points, encode_arrays
@@ -144,6 +151,7 @@ def _pictures_below(folder: Path) -> list[Path]:
 def _only_array(path: Path) -> np.ndarray:
     if path.suffix.lower() == ".npy":
         with cut_or_broken(path), path.open("rb") as stream:
+            check_unpacked(path, path.stat().st_size)
             try:
                 array: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)
             except ValueError as broken:

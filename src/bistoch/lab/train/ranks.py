@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from bistoch.lab.device import read_device
+
 
 class Ranks:
     """Which process this is, of how many, and on which device it computes.
@@ -60,12 +62,7 @@ def joined_ranks(device: str = "cpu") -> Iterator[Ranks]:
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     card = int(os.environ.get("LOCAL_RANK", "0"))
-    kind, _, number = device.partition(":")
-    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
-        raise ValueError(f"train: device must be cpu, cuda or cuda:0, but it is {device!r}")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError("train: device must be cpu here, since torch sees no cuda device")
-    own = torch.device(f"cuda:{card}" if device == "cuda" else device)
+    own = read_device(f"cuda:{card}" if device == "cuda" else device, "train")
     if count == 1 or distributed.is_initialized():
         yield Ranks(0, 1, own)
         return

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple, cast
 from torch import nn
 
 from bistoch.functional import read_call
-from bistoch.lab.files import write_whole
 from bistoch.lab.train.checkpoint import CheckpointError, load_checkpoint, load_weights, part
-from bistoch.lab.train.loop import CHECKPOINT, Fitted, Moment, fit
+from bistoch.lab.train.loop import CHECKPOINT, CONFIG, SAVE_EVERY, Fitted, Moment, fit
 from bistoch.lab.train.open import check_model
 from bistoch.lab.train.order import borrowed_randomness, seed_all
 from bistoch.lab.train.ranks import Ranks
@@ -23,8 +22,6 @@ from bistoch.lab.train.recipe import Recipe
 from bistoch.lab.train.running import Forecast
 from bistoch.lab.train.task import Task
 from bistoch.models import Forecaster, build_model
-
-CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
@@ -97,28 +94,26 @@ def train_one(
         "model": asdict(cast(Any, model.config)), "facts": task.facts,
         "samples": {split: task.count(split) for split in ("train", "valid", "test")},
     }  # fmt: skip
-    _keep_config(folder, json.loads(json.dumps(config)), write=ranks is None or ranks.leads)
+    config = json.loads(json.dumps(config))
+    _refuse_another_run(folder, config)
     fitted = fit(
-        model, task, setup.recipe, folder=folder, seed=setup.seed, ranks=ranks,
+        model, task, setup.recipe, folder=folder, seed=setup.seed, config=config, ranks=ranks,
         tensorboard=tensorboard, watch=watch,
     )  # fmt: skip
     return Trained(model, fitted)
 
 
-def _keep_config(folder: Path, config: dict[str, Any], write: bool) -> None:
-    # every process looks, so that none waits for one that was refused
-    path = folder / CONFIG
-    if path.exists():
-        before = read_config(folder)
-        if before != config:
-            raise ValueError(
-                f"train: {folder} holds a run with {_difference(before, config)}; give another "
-                "folder, or remove that one"
-            )
+def _refuse_another_run(folder: Path, config: dict[str, Any]) -> None:
+    # every process looks, so that none waits for one that was refused; without a checkpoint there
+    # is nothing to lose
+    if not all((folder / name).exists() for name in (CHECKPOINT, CONFIG)):
         return
-    if write:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(config, indent=1, ensure_ascii=False).encode())
+    before = read_config(folder)
+    if before != config:
+        raise ValueError(
+            f"train: {folder} holds a run with {_difference(before, config)}; give another folder, "
+            "or remove that one"
+        )
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -140,6 +135,30 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{path} is damaged, or of another version: it is not what bistoch train writes; "
             "train again in another folder"
         ) from None
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run, finished or not, rather than anything else."""
+    try:
+        read_config(folder)
+    except (CheckpointError, OSError):
+        return False
+    return True
+
+
+def describe_kept(folder: Path) -> str:
+    """What a stopped run left in its folder, and how to resume it."""
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return (
+            f"stopped before the first checkpoint, which is written after {SAVE_EVERY:g} s or an "
+            "epoch: nothing is kept"
+        )
+    state, _ = load_checkpoint(path)
+    return (
+        f"stopped; step {state.step} ({len(state.curve)} epochs finished) is kept in {path}: give "
+        "the same command again to resume"
+    )
 
 
 class Restored(NamedTuple):
