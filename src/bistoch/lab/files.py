@@ -38,7 +38,7 @@ def new_part(path: Path) -> Path:
     import psutil  # type: ignore[import-untyped]
 
     for old in path.parent.glob(".*.part"):
-        written_by = re.search(r"\.(\d+)\.\w+\.part$", old.name)
+        written_by = re.search(r"\.(\d{1,9})\.\w+\.part$", old.name)
         if written_by and not psutil.pid_exists(int(written_by[1])):
             old.unlink(missing_ok=True)
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
