@@ -12,7 +12,7 @@ SHAPED := $(subst $(space),$(comma),$(addprefix bistoch.functional.,softmax hard
 	monarch elastic_monarch delta causal.api causal.decode causal.pose causal.reference \
 	elastic.api elastic.pose elastic.problem elastic.reference)),beartype.beartype
 
-.PHONY: demo test test-all lint shapes figures clean
+.PHONY: demo test test-all lint shapes fuzz figures clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bistoch compare --model "vit(patch=(7,7), depth=2, dim=64, heads=4)" \
@@ -27,6 +27,12 @@ test-all: lint shapes
 # the laws once more, with every shape in a signature checked; compilers do not see through the checks
 shapes: $(VENV)/.installed
 	$(BIN)/pytest --quiet --jaxtyping-packages=$(SHAPED) -k "not compile" tests/functional/test_laws.py
+
+# random calls, legal and illegal, for so many minutes; another SEED makes others
+MINUTES ?= 5
+SEED ?= 0
+fuzz: $(VENV)/.installed
+	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) --seed $(SEED)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
