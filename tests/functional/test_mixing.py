@@ -55,8 +55,10 @@ def test_one_plan_serves_the_whole_batch(monkeypatch):
     from bistoch.functional import mixing
 
     seen = []
-    balance = mixing.balance
-    monkeypatch.setattr(mixing, "balance", lambda s, **o: seen.append(s.shape) or balance(s, **o))
+    balance = mixing.balance_scores
+    monkeypatch.setattr(
+        mixing, "balance_scores", lambda name, s, *o: seen.append(s.shape) or balance(name, s, *o)
+    )
     x = torch.randn(64, 8, 7, 5)
     bistoch.mixing_attention(x, x, x)
     bistoch.mixing_attention(x, x, x, key_mask=torch.ones(64, 1, 7, dtype=torch.bool))

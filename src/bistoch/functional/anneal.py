@@ -31,11 +31,10 @@ def anneal_attention(
     >>> bool(torch.allclose(bistoch.anneal_attention(x, x, x), x, atol=1e-3))
     True
     """
-    _inputs.check_tokens("anneal_attention", query, key, value)
-    plan = anneal_plan(
-        query, key, eps=eps, iters=iters, debias=debias, mask=mask, query_mask=query_mask,
-        key_mask=key_mask, scale=scale,
-    )  # fmt: skip
+    operator = "anneal_attention"
+    _inputs.check_tokens(operator, query, key, value)
+    options = Options(1.0, eps, 1.0, iters, None, mask, query_mask, key_mask, None, scale)
+    plan = _anneal(operator, query, key, options, debias)
     with full_precision(query.device):
         return plan @ value
 
@@ -75,16 +74,20 @@ def anneal_plan(
 
     Reference: Chizat, Annealed Sinkhorn for optimal transport, 2024.
     """
-    operator = "anneal_plan"
-    batch = _inputs.check_tokens(operator, query, key)
     options = Options(1.0, eps, 1.0, iters, None, mask, query_mask, key_mask, None, scale)
+    return _anneal("anneal_plan", query, key, options, debias)
+
+
+def _anneal(operator: str, query: Tensor, key: Tensor, options: Options, debias: bool) -> Tensor:
+    batch = _inputs.check_tokens(operator, query, key)
+    _inputs.check_flag(operator, "debias", debias)
     problem = pose(operator, batch, query, key, options)
     power = 2 / 3 if debias else 1 / 2
     with full_precision(query.device):
         # sharpness holds scale/eps, so a bias is annealed together with the dot products
         scores = dense_scores(problem)
         column, colder = torch.zeros_like(problem.log_mass), 1.0
-        for t in range(1, iters + 1):
+        for t in range(1, options.iters + 1):
             previous, colder = colder, t**power
             column = column * (colder / previous) if debias else column
             row = row_step(scores * colder, column)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -305,17 +306,28 @@ def _inner(operator: str, text: str, part: str) -> Callable[..., Tensor]:
     # the table holds this operator too, so it is not there yet when this file is read
     from bistoch.functional import OPERATORS
 
-    name, options = _read(text)
-    _inputs.check_inner(operator, OPERATORS[name])
+    name, options = _read(operator, text)
     function = getattr(OPERATORS[name], part)
     return lambda *tokens, mask: function(*tokens, mask=mask, **dict(options))
 
 
 # the same text always means the same operator: a compiler need not look inside
 @torch.compiler.assume_constant_result
-def _read(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
+def _read(operator: str, text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    _inputs.check_text(operator, "inner", text, "softmax(eps=0.5)")
+    return _read_text(operator, text)
+
+
+@lru_cache(maxsize=64)
+def _read_text(operator: str, text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
     from bistoch.functional import OPERATORS
 
-    row, options = parse_operator(text, OPERATORS)
-    check_options(row.name, options, row.options())
+    try:
+        row, options = parse_operator(text, OPERATORS)
+        check_options(row.name, options, row.options())
+        # a call with one token says whether the options are legal
+        row.attention(*torch.zeros(3, 1, 1).unbind(), **options)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{operator}: inner={text!r} cannot be used: {error}") from None
+    _inputs.check_inner(operator, row)
     return row.name, tuple(options.items())

@@ -52,6 +52,7 @@ def elastic_monarch_attention(
     operator = "elastic_monarch_attention"
     batch = _inputs.check_tokens(operator, query, key, value)
     _inputs.check_count(operator, "updates", updates, least=1)
+    _inputs.check_omega(operator, omega, batch, query.device)
     options = Options(lam, eps, omega, iters, None, mask, query_mask, key_mask, column_mass, scale)
     return attend(operator, batch, query, key, value, options, updates, block, pad)
 
@@ -86,5 +87,6 @@ def elastic_monarch_plan(
     operator = "elastic_monarch_plan"
     batch = _inputs.check_tokens(operator, query, key)
     _inputs.check_count(operator, "updates", updates, least=1)
+    _inputs.check_omega(operator, omega, batch, query.device)
     options = Options(lam, eps, omega, iters, None, mask, query_mask, key_mask, column_mass, scale)
     return dense(operator, batch, query, key, options, updates, block, pad)

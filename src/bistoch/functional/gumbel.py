@@ -6,7 +6,8 @@ from torch import Tensor
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
-from bistoch.functional.elastic import balance
+from bistoch.functional.elastic.api import balance_scores
+from bistoch.functional.elastic.pose import Options
 
 
 def gumbel_balance(
@@ -45,13 +46,13 @@ def gumbel_balance(
 
     Reference: Mena, Belanger, Linderman, Snoek, Gumbel-Sinkhorn, ICLR 2018.
     """
-    _inputs.check_floating("gumbel_balance", "scores", scores, axes="(*b, n, m)", rank=2)
-    _inputs.check_noise("gumbel_balance", noise)
+    operator = "gumbel_balance"
+    _inputs.check_floating(operator, "scores", scores, axes="(*b, n, m)", rank=2)
+    _inputs.check_noise(operator, noise)
+    _inputs.check_generator(operator, generator, scores.device)
     # drawn in float32 at least: half precision cannot tell uniform numbers near one apart
     shape = torch.empty_like(scores, dtype=torch.promote_types(scores.dtype, torch.float32))
     exponential = shape.exponential_(generator=generator)
     perturbed = scores - noise * exponential.log().to(scores.dtype)
-    return balance(
-        perturbed, lam=lam, eps=eps, omega=omega, iters=iters, tol=tol, mask=mask,
-        query_mask=query_mask, key_mask=key_mask, column_mass=column_mass, backend=backend,
-    )  # fmt: skip
+    options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, None)
+    return balance_scores(operator, perturbed, options, backend)

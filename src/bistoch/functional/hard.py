@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask
-from bistoch.functional.elastic import sinkhorn_attention, sinkhorn_plan
+from bistoch.functional.elastic.api import attend, make_plan
 from bistoch.functional.elastic.pose import Options, pose
 from bistoch.functional.elastic.problem import dense_scores, full_precision
 
@@ -40,17 +40,16 @@ def hard_attention(
     """
     operator = "hard_attention"
     batch = _inputs.check_tokens(operator, query, key, value)
-    chosen = _assign(operator, batch, query, key, mask, query_mask, key_mask, scale)
+    _inputs.check_flag(operator, "straight_through", straight_through)
+    options = Options(1.0, eps, 1.0, iters, None, mask, query_mask, key_mask, None, scale)
+    chosen = _assign(operator, batch, query, key, options)
     value = value.expand(*batch, *value.shape[-2:])
     rows = torch.where(chosen < 0, 0, chosen)[..., None].expand(*chosen.shape, value.shape[-1])
     if key.shape[-2] == 0:
         return value.new_zeros(rows.shape)
     output = value.gather(-2, rows).masked_fill((chosen < 0)[..., None], 0)
     if straight_through:
-        soft = sinkhorn_attention(
-            query, key, value.detach(), eps=eps, iters=iters, mask=mask, query_mask=query_mask,
-            key_mask=key_mask, scale=scale,
-        )  # fmt: skip
+        soft = attend(operator, query, key, value.detach(), options, "auto")
         output = output + (soft - soft.detach())
     return output
 
@@ -88,20 +87,23 @@ def hard_plan(
     """
     operator = "hard_plan"
     batch = _inputs.check_tokens(operator, query, key)
-    chosen = _assign(operator, batch, query, key, mask, query_mask, key_mask, scale)
+    _inputs.check_flag(operator, "straight_through", straight_through)
+    options = Options(1.0, eps, 1.0, iters, None, mask, query_mask, key_mask, None, scale)
+    chosen = _assign(operator, batch, query, key, options)
     plan = (chosen[..., None] == torch.arange(key.shape[-2], device=key.device)).to(query.dtype)
     if straight_through:
-        soft = sinkhorn_plan(
-            query, key, eps=eps, iters=iters, mask=mask, query_mask=query_mask, key_mask=key_mask,
-            scale=scale,
-        )  # fmt: skip
+        soft = make_plan(operator, query, key, options, "auto")
         plan = plan + (soft - soft.detach())
     return plan
 
 
-def _assign(operator, batch, query, key, mask, query_mask, key_mask, scale) -> Int[Tensor, "*b n"]:
+def _assign(
+    operator: str, batch: torch.Size, query: Tensor, key: Tensor, options: Options
+) -> Int[Tensor, "*b n"]:
     """The key of every query, -1 for a query that may see none."""
-    options = Options(1.0, 1.0, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
+    _inputs.check_eps(operator, options.eps, batch, query.device)
+    # the temperature is that of the soft plan behind it
+    options = options._replace(eps=1.0)
     with torch.no_grad(), full_precision(query.device):
         scores = dense_scores(pose(operator, batch, query, key, options))
         return assign(scores).reshape(*batch, query.shape[-2])

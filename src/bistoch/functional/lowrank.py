@@ -187,8 +187,8 @@ def _check(
 ) -> Float[Tensor, "*#b r d"]:
     """Check all options in the words of this operator; return the pivots in working precision."""
     _inputs.refuse_pairs(operator, options.mask, "queries and keys meet only through pivots")
-    _inputs.check_lam(operator, options.lam, batch)
-    _inputs.check_eps(operator, options.eps, batch)
+    _inputs.check_lam(operator, options.lam, batch, query.device)
+    _inputs.check_eps(operator, options.eps, batch, query.device)
     _inputs.check_count(operator, "iters", options.iters)
     _inputs.check_scale(operator, options.scale)
     choose_backend(operator, options.backend, BACKENDS, auto="streaming")

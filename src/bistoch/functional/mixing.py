@@ -9,8 +9,8 @@ from torch.nn.functional import softplus
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
-from bistoch.functional.elastic import balance
-from bistoch.functional.elastic.pose import working_dtype
+from bistoch.functional.elastic.api import balance_scores
+from bistoch.functional.elastic.pose import Options, working_dtype
 from bistoch.functional.elastic.problem import full_precision
 
 # below this, softplus(x) is exp(x) to the last digit, and would underflow before its log is taken
@@ -114,7 +114,7 @@ def _mix(
         if padding is not None:
             _inputs.check_padding(operator, name, padding, (*batch, size), query.device)
             own.append(tuple(padding.shape[:-1]))
-    _inputs.check_lam(operator, lam, batch)
+    _inputs.check_lam(operator, lam, batch, query.device)
     if isinstance(lam, Tensor):
         own.append(tuple(lam.shape))
     elif lam == 0:
@@ -124,10 +124,8 @@ def _mix(
     with full_precision(query.device):
         scores = _log_softplus(weight.to(working_dtype(query.dtype)))
         scores = scores.expand(*torch.broadcast_shapes(*own), n, m)
-        return balance(
-            scores, lam=lam, iters=iters, tol=tol, mask=mask, query_mask=query_mask,
-            key_mask=key_mask, backend=backend,
-        )  # fmt: skip
+        options = Options(lam, 1.0, None, iters, tol, mask, query_mask, key_mask, None, None)
+        return balance_scores(operator, scores, options, backend)
 
 
 def _log_softplus(x: Tensor) -> Tensor:

@@ -160,7 +160,7 @@ def _plan(
     _inputs.check_qubits(operator, qubits, n)
     length = theta_length(qubits, circuit.ancilla, circuit.layers, circuit.ansatz)
     if circuit.theta is not None:
-        _inputs.check_theta(operator, circuit.theta, length, batch, n)
+        _inputs.check_theta(operator, circuit.theta, length, batch, n, query.device)
     with full_precision(query.device):
         square = square_scores(operator, batch, query, key, **options)
         theta = default_theta(length, square.scores) if circuit.theta is None else circuit.theta
@@ -213,6 +213,7 @@ def _measure(
     generator: torch.Generator | None,
 ) -> Float[Tensor, "*b n m"]:
     """Relative frequencies of so many draws from every row, with the gradient of the plan."""
+    _inputs.check_generator(operator, generator, plan.device)
     if shots is None:
         return plan
     _inputs.check_count(operator, "shots", shots, least=1)

@@ -332,5 +332,5 @@ def _shifted(operator: str, shift: Option | None, query: Tensor, key: Tensor) ->
     if shift is None:
         return lambda scores: _rowmaps.sigmoid(scores, None)
     batch = _inputs.check_tokens(operator, query, key)
-    _inputs.check_logit(operator, "shift", shift, batch)
+    _inputs.check_logit(operator, "shift", shift, batch, query.device)
     return lambda scores: _rowmaps.sigmoid(scores, per_problem(shift, batch, scores))

@@ -36,7 +36,7 @@ def sink_attention(
     """
     operator = "sink_attention"
     batch = _inputs.check_tokens(operator, query, key, value)
-    _inputs.check_logit(operator, "logit", logit, batch)
+    _inputs.check_logit(operator, "logit", logit, batch, query.device)
     options = Options(0.0, eps, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
     problem = pose(operator, batch, query, key, options)
     found = solve(operator, problem, flatten(value, batch), backend)
@@ -80,7 +80,7 @@ def sink_plan(
     operator = "sink_plan"
     _inputs.check_choice(operator, "backend", backend, ("auto", *BACKENDS))
     batch = _inputs.check_tokens(operator, query, key)
-    _inputs.check_logit(operator, "logit", logit, batch)
+    _inputs.check_logit(operator, "logit", logit, batch, query.device)
 
     def weigh(scores: Tensor) -> Tensor:
         return _rowmaps.sink_softmax(scores, per_problem(logit, batch, scores))

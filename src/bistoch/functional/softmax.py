@@ -9,7 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
-from bistoch.functional.elastic import elastic_plan
+from bistoch.functional.elastic.api import make_plan
+from bistoch.functional.elastic.pose import Options
 from bistoch.functional.elastic.problem import full_precision
 
 
@@ -39,7 +40,7 @@ def softmax_attention(
     operator = "softmax_attention"
     batch = _inputs.check_tokens(operator, query, key, value)
     n, m = query.shape[-2], key.shape[-2]
-    _inputs.check_eps(operator, eps, batch)
+    _inputs.check_eps(operator, eps, batch, query.device)
     _inputs.check_scale(operator, scale)
     scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
     if isinstance(eps, Tensor):
@@ -75,10 +76,8 @@ def softmax_plan(
     >>> bool(torch.allclose(bistoch.softmax_plan(q, k), (q @ k.T / 2).softmax(-1), atol=1e-6))
     True
     """
-    return elastic_plan(
-        query, key, lam=0.0, eps=eps, iters=0, mask=mask, query_mask=query_mask, key_mask=key_mask,
-        scale=scale, backend="reference",
-    )  # fmt: skip
+    options = Options(0.0, eps, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
+    return make_plan("softmax_plan", query, key, options, "reference")
 
 
 def _join_masks(operator, shape, query, mask, query_mask, key_mask):

@@ -63,10 +63,10 @@ def wasserstein_attention(
     Reference: Fan et al., Sequential recommendation via stochastic self-attention, WWW 2022.
     """
     operator = "wasserstein_attention"
-    _inputs.check_tokens(operator, query, key, value)
+    batch = _inputs.check_tokens(operator, query, key, value)
     longer = _longer_tokens(operator, query, key, query_variance, key_variance, key_mask)
     options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
-    options = _for_longer_tokens(operator, options, query.shape[-1])
+    options = _for_longer_tokens(operator, options, batch, query)
     value = value.to(longer[0].dtype)
     return attend(operator, *longer, value, options, backend).to(query.dtype)
 
@@ -100,10 +100,10 @@ def wasserstein_plan(
     True
     """
     operator = "wasserstein_plan"
-    _inputs.check_tokens(operator, query, key)
+    batch = _inputs.check_tokens(operator, query, key)
     longer = _longer_tokens(operator, query, key, query_variance, key_variance, key_mask)
     options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
-    options = _for_longer_tokens(operator, options, query.shape[-1])
+    options = _for_longer_tokens(operator, options, batch, query)
     return make_plan(operator, *longer, options, backend).to(query.dtype)
 
 
@@ -146,7 +146,7 @@ def wasserstein_moments(
     _inputs.check_variance(operator, "value_variance", value_variance, value)
     longer = _longer_tokens(operator, query, key, query_variance, key_variance, key_mask)
     options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
-    options = _for_longer_tokens(operator, options, query.shape[-1])
+    options = _for_longer_tokens(operator, options, batch, query)
     problem = pose(operator, batch, *longer, options)
     found = solve(operator, problem, flatten(value, batch), backend)
     with full_precision(query.device):
@@ -208,11 +208,14 @@ def _deviation(variance: Tensor | None, tokens: Tensor) -> Tensor:
     return torch.where(varies, torch.where(varies, variance, 1).sqrt(), 0)
 
 
-def _for_longer_tokens(operator: str, options: Options, features: int) -> Options:
+def _for_longer_tokens(
+    operator: str, options: Options, batch: torch.Size, query: Tensor
+) -> Options:
     """The options as the longer tokens need them."""
+    _inputs.check_lam(operator, options.lam, batch, query.device)
     _inputs.check_scale(operator, options.scale)
     _inputs.check_count(operator, "iters", options.iters)
-    scale = 1 / math.sqrt(max(features, 1)) if options.scale is None else options.scale
+    scale = 1 / math.sqrt(max(query.shape[-1], 1)) if options.scale is None else options.scale
     # free columns: the first row step is the last
     free = not isinstance(options.lam, Tensor) and options.lam == 0
     # their dot product is half of the squared distance

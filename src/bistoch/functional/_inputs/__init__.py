@@ -11,6 +11,8 @@ from bistoch.functional._inputs.options import check_choice as check_choice
 from bistoch.functional._inputs.options import check_circuit as check_circuit
 from bistoch.functional._inputs.options import check_count as check_count
 from bistoch.functional._inputs.options import check_eps as check_eps
+from bistoch.functional._inputs.options import check_flag as check_flag
+from bistoch.functional._inputs.options import check_generator as check_generator
 from bistoch.functional._inputs.options import check_inner as check_inner
 from bistoch.functional._inputs.options import check_lam as check_lam
 from bistoch.functional._inputs.options import check_logit as check_logit
@@ -22,6 +24,7 @@ from bistoch.functional._inputs.options import check_rank as check_rank
 from bistoch.functional._inputs.options import check_ridge as check_ridge
 from bistoch.functional._inputs.options import check_scale as check_scale
 from bistoch.functional._inputs.options import check_tau as check_tau
+from bistoch.functional._inputs.options import check_text as check_text
 from bistoch.functional._inputs.options import check_theta as check_theta
 from bistoch.functional._inputs.options import check_tol as check_tol
 from bistoch.functional._inputs.states import check_cache as check_cache

@@ -4,11 +4,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from bistoch.functional._inputs.kinds import Option
 from bistoch.functional._inputs.tensors import (
     check_broadcast,
+    check_device,
     check_floating,
     is_number,
     kind,
@@ -28,71 +30,101 @@ def check_inner(operator: str, row: "Operator") -> None:
         )
 
 
-def check_logit(operator: str, name: str, logit: Option, batch: Sequence[int]) -> None:
+def check_logit(
+    operator: str,
+    name: str,
+    logit: Option,
+    batch: Sequence[int],
+    device: torch.device | None = None,
+) -> None:
     """Check a number that is added beside or to the scores, perhaps one per head."""
-    _check_option(operator, name, logit, batch, "finite", _finite)
+    _check_option(operator, name, logit, batch, device, "finite", _finite)
 
 
-def check_lam(operator: str, lam: Option, batch: Sequence[int]) -> None:
+def check_lam(
+    operator: str, lam: Option, batch: Sequence[int], device: torch.device | None = None
+) -> None:
     """Check the elasticity."""
-    _check_option(
-        operator, "lam", lam, batch, "in [0, 1]: 0 is softmax, 1 doubly stochastic", _unit
-    )
+    wanted = "in [0, 1]: 0 is softmax, 1 doubly stochastic"
+    _check_option(operator, "lam", lam, batch, device, wanted, _unit)
 
 
-def check_omega(operator: str, omega: Option, batch: Sequence[int]) -> None:
+def check_omega(
+    operator: str, omega: Option, batch: Sequence[int], device: torch.device | None = None
+) -> None:
     """Check the step of the column update."""
-    _check_option(operator, "omega", omega, batch, "in (0, 2): 1 is the plain step", _step)
+    wanted = "in (0, 2): 1 is the plain step"
+    _check_option(operator, "omega", omega, batch, device, wanted, _step)
 
 
-def check_eps(operator: str, eps: Option, batch: Sequence[int]) -> None:
+def check_eps(
+    operator: str, eps: Option, batch: Sequence[int], device: torch.device | None = None
+) -> None:
     """Check the temperature."""
-    _check_option(
-        operator, "eps", eps, batch, "positive and finite; for eps -> 0 use hard_plan", _positive
-    )
+    wanted = "positive and finite; for eps -> 0 use hard_plan"
+    _check_option(operator, "eps", eps, batch, device, wanted, _positive)
 
 
 def check_scale(operator: str, scale: float | None) -> None:
     """Check the factor of the dot products."""
-    if scale is not None and not (is_number(scale) and math.isfinite(scale)):
-        raise ValueError(
-            f"{operator}: scale must be a finite number or None for 1/sqrt(features), "
-            f"but it is {scale!r}"
-        )
+    if scale is not None:
+        wanted = "a finite number, or None for 1/sqrt(features)"
+        _check_number(operator, "scale", scale, wanted, _finite, 0.125)
 
 
 def check_noise(operator: str, noise: float) -> None:
     """Check the size of random noise."""
-    if not (is_number(noise) and 0 <= noise < math.inf):
-        raise ValueError(f"{operator}: noise must be zero or positive, but it is {noise!r}")
+    _check_number(operator, "noise", noise, "a number, zero or positive", _not_negative, 1.0)
 
 
 def check_count(operator: str, name: str, count: int, *, least: int = 0) -> None:
     """Check a whole number, such as a number of iterations."""
     if not isinstance(count, int) or isinstance(count, bool):
         raise TypeError(
-            f"{operator}: {name} must be a whole number, but it is a {type(count).__name__}; "
+            f"{operator}: {name} must be a whole number, but it is {kind(count)}; "
             f"write for example {name}=10"
         )
     if count < least:
-        raise ValueError(f"{operator}: {name} must be at least {least}, but it is {count}")
+        raise ValueError(
+            f"{operator}: {name} must be at least {least}, but it is {count}; "
+            f"write for example {name}=10"
+        )
+
+
+def check_flag(operator: str, name: str, flag: bool) -> None:
+    """Check what is either true or false, and nothing that merely counts as one of them."""
+    if not isinstance(flag, bool):
+        raise TypeError(
+            f"{operator}: {name} must be True or False, but it is {kind(flag)}; "
+            f"write for example {name}=True"
+        )
+
+
+def check_generator(operator: str, generator: torch.Generator | None, device: torch.device) -> None:
+    """Check a source of random numbers: it must live where the numbers are drawn."""
+    if generator is None:
+        return
+    if not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"{operator}: generator must be a torch.Generator or None, but it is "
+            f"{kind(generator)}; make one with torch.Generator().manual_seed(0)"
+        )
+    if generator.device.type != device.type:
+        raise ValueError(
+            f"{operator}: generator must be on the device of the tensors, {device}, but it is on "
+            f"{generator.device}; make it with torch.Generator({str(device)!r})"
+        )
 
 
 def check_ridge(operator: str, ridge: float) -> None:
     """Check what keeps a decomposition defined."""
-    if not (is_number(ridge) and 0 < ridge < math.inf):
-        raise ValueError(
-            f"{operator}: ridge must be a positive number, small against 1, but it is {ridge!r}"
-        )
+    _check_number(operator, "ridge", ridge, "a positive number, small against 1", _positive, 1e-4)
 
 
 def check_prior(operator: str, prior: float) -> None:
     """Check the mass that stands for what is not known yet."""
-    if not (is_number(prior) and 0 < prior < math.inf):
-        raise ValueError(
-            f"{operator}: prior must be a positive number, a mass that is small against 1, but it "
-            f"is {prior!r}"
-        )
+    wanted = "a positive number, a mass that is small against 1"
+    _check_number(operator, "prior", prior, wanted, _positive, 0.01)
 
 
 def check_circuit(
@@ -115,7 +147,12 @@ def check_qubits(operator: str, qubits: int, tokens: int) -> None:
 
 
 def check_theta(
-    operator: str, theta: Tensor, length: int, batch: Sequence[int], tokens: int
+    operator: str,
+    theta: Tensor,
+    length: int,
+    batch: Sequence[int],
+    tokens: int,
+    device: torch.device,
 ) -> None:
     """Check the factors of the angles: one per angle, or per score if there are more of them."""
     check_floating(operator, "theta", theta, axes="(*b, angles)", rank=1)
@@ -126,31 +163,34 @@ def check_theta(
             "ancilla, layers or ansatz to those it was made for, or make another"
         )
     check_broadcast(operator, "theta", theta, (*batch, length), "(*b, angles) =")
+    check_device(operator, "theta", theta, device)
 
 
 def check_tol(operator: str, tol: float | None) -> None:
     """Check the optional stop on the column error."""
-    if tol is not None and not (is_number(tol) and 0 < tol < math.inf):
-        raise ValueError(
-            f"{operator}: tol must be a positive number (the column error to stop at) or None to "
-            f"run all iterations, but it is {tol!r}"
-        )
+    if tol is not None:
+        wanted = "a positive number (the column error to stop at), or None to run all iterations"
+        _check_number(operator, "tol", tol, wanted, _positive, 1e-3)
 
 
-def check_blur(operator: str, eps: Option, batch: Sequence[int]) -> None:
+def check_blur(
+    operator: str, eps: Option, batch: Sequence[int], device: torch.device | None = None
+) -> None:
     """Check the temperature of a sort, where the number zero is the sort itself."""
     if isinstance(eps, Tensor):
         wanted = "positive and finite; for a hard sort pass the number eps=0.0"
-        _check_option(operator, "eps", eps, batch, wanted, _positive)
+        _check_option(operator, "eps", eps, batch, device, wanted, _positive)
     else:
         wanted = "zero, for a hard sort, or positive and finite"
-        _check_option(operator, "eps", eps, batch, wanted, _not_negative)
+        _check_option(operator, "eps", eps, batch, device, wanted, _not_negative)
 
 
-def check_tau(operator: str, tau: Option, batch: Sequence[int]) -> None:
+def check_tau(
+    operator: str, tau: Option, batch: Sequence[int], device: torch.device | None = None
+) -> None:
     """Check how strongly cheap slices are preferred."""
     wanted = "zero, for equal weights, or positive and finite"
-    _check_option(operator, "tau", tau, batch, wanted, _not_negative)
+    _check_option(operator, "tau", tau, batch, device, wanted, _not_negative)
 
 
 def check_rank(operator: str, rank: int | None, pivots: Tensor) -> None:
@@ -162,17 +202,32 @@ def check_rank(operator: str, rank: int | None, pivots: Tensor) -> None:
         )
 
 
+def check_text(operator: str, name: str, value: str, example: str) -> None:
+    """Check that an argument is a text."""
+    if not isinstance(value, str):
+        raise TypeError(
+            f"{operator}: {name} must be a text such as {example!r}, but it is {kind(value)}"
+        )
+
+
 def check_choice(operator: str, name: str, value: str, choices: Sequence[str]) -> None:
     """Check a word against the words that are known."""
-    if value not in choices:
-        known = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{operator}: {name} must be one of {known}, but it is {value!r}")
+    if isinstance(value, str) and value in choices:
+        return
+    known = ", ".join(repr(choice) for choice in choices)
+    sentence = f"{operator}: {name} must be one of {known}, but it is"
+    if isinstance(value, str):
+        raise ValueError(f"{sentence} {value!r}")
+    raise TypeError(f"{sentence} {kind(value)}")
 
 
-def _check_option(operator, name, value, batch, wanted, holds) -> None:
+def _check_option(operator, name, value, batch, device, wanted, holds) -> None:
     if isinstance(value, Tensor):
         check_floating(operator, name, value, axes="broadcastable to *b", rank=0)
         check_broadcast(operator, name, value, batch, "the leading axes *b =")
+        # torch, too, lets a single number of the CPU meet tensors elsewhere
+        if device is not None and (value.ndim or value.device.type != "cpu"):
+            check_device(operator, name, value, device)
         if values_are_at_hand(value):
             wrong = value.detach()[~holds(value.detach())]
             if wrong.numel():
@@ -183,10 +238,23 @@ def _check_option(operator, name, value, batch, wanted, holds) -> None:
     elif not is_number(value):
         raise TypeError(
             f"{operator}: {name} must be a number or a floating-point tensor, "
-            f"but it is {kind(value)}"
+            f"but it is {kind(value)}; write for example {name}=0.5"
         )
     elif not holds(value):
         raise ValueError(f"{operator}: {name} must be {wanted}; but it is {value!r}")
+
+
+def _check_number(operator, name, value, wanted, holds, example) -> None:
+    if not is_number(value):
+        raise TypeError(
+            f"{operator}: {name} must be {wanted}, but it is {kind(value)}; "
+            f"write for example {name}={example}"
+        )
+    if not holds(value):
+        raise ValueError(
+            f"{operator}: {name} must be {wanted}, but it is {value!r}; "
+            f"write for example {name}={example}"
+        )
 
 
 def _unit(x):

@@ -1,8 +1,15 @@
 """Checks of what decoding carries from step to step."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
+
+from bistoch.functional._inputs.tensors import kind
+
+if TYPE_CHECKING:
+    from bistoch.functional.causal import CausalState
 
 
 def check_cache(operator: str, keys: int, length: int, queries: int) -> None:
@@ -15,10 +22,17 @@ def check_cache(operator: str, keys: int, length: int, queries: int) -> None:
         )
 
 
-def check_state(operator: str, own: Sequence[int], batch: Sequence[int]) -> None:
+def check_state(operator: str, state: "CausalState", batch: Sequence[int]) -> None:
     """Check that a state belongs to as many sequences and heads as the tokens."""
+    tensors = [*state] if isinstance(state, tuple) else []
+    if not hasattr(state, "position") or not all(isinstance(x, Tensor) for x in tensors):
+        raise TypeError(
+            f"{operator}: state must be the CausalState of the step before, or None at the "
+            f"beginning, but it is {kind(state)}; pass what the last step returned beside its rows"
+        )
+    own = state.position.shape
     try:
-        fits = torch.broadcast_shapes(tuple(own), tuple(batch)) == torch.Size(batch)
+        fits = torch.broadcast_shapes(own, tuple(batch)) == torch.Size(batch)
     except RuntimeError:
         fits = False
     if not fits:

@@ -1,16 +1,32 @@
 """What every check of a tensor asks: its kind, its shape, its place."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 
+def check_dense(operator: str, name: str, tensor: Tensor, wanted: str) -> None:
+    """Check that an argument is a tensor, neither sparse nor nested."""
+    if not isinstance(tensor, Tensor):
+        remedy = "pass a tensor" if tensor is None else "make one with torch.as_tensor"
+        raise TypeError(f"{operator}: {name} must be {wanted}, but it is {kind(tensor)}; {remedy}")
+    if tensor.is_nested:
+        raise TypeError(
+            f"{operator}: {name} must be {wanted}, but it is a nested tensor; pad it with "
+            f"{name}.to_padded_tensor(0.0), and say which tokens are real with query_mask and "
+            "key_mask"
+        )
+    if tensor.layout != torch.strided:
+        raise TypeError(
+            f"{operator}: {name} must be {wanted}, but its layout is {tensor.layout}; convert it "
+            f"with {name}.to_dense()"
+        )
+
+
 def check_floating(operator: str, name: str, tensor: Tensor, *, axes: str, rank: int) -> None:
     """Check that an argument is a real floating-point tensor with at least `rank` axes."""
-    if not isinstance(tensor, Tensor):
-        raise TypeError(
-            f"{operator}: {name} must be a torch.Tensor of shape {axes}, "
-            f"but it is a {type(tensor).__name__}; wrap it with torch.as_tensor"
-        )
+    check_dense(operator, name, tensor, f"a torch.Tensor of shape {axes}")
     if not tensor.is_floating_point():
         raise TypeError(
             f"{operator}: {name} must be a floating-point tensor, but its dtype is "
@@ -23,7 +39,10 @@ def check_floating(operator: str, name: str, tensor: Tensor, *, axes: str, rank:
         )
 
 
-def check_broadcast(operator, name, tensor, shape, meaning) -> None:
+def check_broadcast(
+    operator: str, name: str, tensor: Tensor, shape: Sequence[int], meaning: str
+) -> None:
+    """Check that a tensor broadcasts to a shape, and does not make it larger."""
     wanted = torch.Size(shape)
     try:
         fits = torch.broadcast_shapes(tensor.shape, wanted) == wanted
@@ -36,7 +55,8 @@ def check_broadcast(operator, name, tensor, shape, meaning) -> None:
         )
 
 
-def check_device(operator, name, tensor, device) -> None:
+def check_device(operator: str, name: str, tensor: Tensor, device: torch.device) -> None:
+    """Check that a tensor is where the others are."""
     if tensor.device != device:
         raise ValueError(
             f"{operator}: {name} must be on the device of the other tensors, {device}, "
@@ -51,7 +71,7 @@ def is_number(value) -> bool:
 def kind(value) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of dtype {value.dtype}"
-    return f"a {type(value).__name__}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def values_are_at_hand(tensor: Tensor) -> bool:

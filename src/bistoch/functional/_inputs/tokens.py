@@ -8,6 +8,7 @@ from torch import Tensor
 from bistoch.functional._inputs.kinds import Mask
 from bistoch.functional._inputs.tensors import (
     check_broadcast,
+    check_dense,
     check_device,
     check_floating,
     kind,
@@ -15,11 +16,9 @@ from bistoch.functional._inputs.tensors import (
 )
 
 
-def check_tokens(
-    operator: str, query: Tensor, key: Tensor, value: Tensor | None = None
-) -> torch.Size:
-    """Check that query, key and value belong together; return their common leading axes."""
-    tokens = {"query": query, "key": key} | ({} if value is None else {"value": value})
+def check_tokens(operator: str, query: Tensor, key: Tensor, *value: Tensor) -> torch.Size:
+    """Check that query, key and perhaps a value belong together; return common leading axes."""
+    tokens = dict(zip(("query", "key", "value"), (query, key, *value), strict=False))
     for name, tensor in tokens.items():
         check_floating(operator, name, tensor, axes="(*b, length, features)", rank=2)
     for name, tensor in tokens.items():
@@ -38,10 +37,10 @@ def check_tokens(
             f"{operator}: query and key must have the same number of features (their last axis), "
             f"but query has {query.shape[-1]} and key has {key.shape[-1]}; project them to one size"
         )
-    if value is not None and value.shape[-2] != key.shape[-2]:
+    if value and value[0].shape[-2] != key.shape[-2]:
         raise ValueError(
             f"{operator}: value must have one row per key (axis -2), but there are "
-            f"{key.shape[-2]} keys and {value.shape[-2]} values"
+            f"{key.shape[-2]} keys and {value[0].shape[-2]} values"
         )
     if all(tensor.shape[:-2] == query.shape[:-2] for tensor in tokens.values()):
         return query.shape[:-2]
@@ -57,10 +56,12 @@ def check_tokens(
 
 def check_mask(operator: str, mask: Mask, shape: Sequence[int], device: torch.device) -> None:
     """Check a boolean mask or a float bias that broadcasts to the scores."""
-    if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
+    wanted = "a boolean tensor (True = may attend) or a float bias added to the scores"
+    check_dense(operator, "mask", mask, wanted)
+    if not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise TypeError(
-            f"{operator}: mask must be a boolean tensor (True = may attend) or a float bias added "
-            f"to the scores, but it is {kind(mask)}; convert it, for example mask.bool()"
+            f"{operator}: mask must be {wanted}, but it is {kind(mask)}; convert it, for example "
+            "mask.bool()"
         )
     check_broadcast(operator, "mask", mask, shape, "the scores, (*b, n, m) =")
     check_device(operator, "mask", mask, device)
@@ -68,7 +69,8 @@ def check_mask(operator: str, mask: Mask, shape: Sequence[int], device: torch.de
 
 def check_shared_mask(operator: str, mask: Mask, reason: str) -> None:
     """Check that a mask or bias is the same for all queries: it may hide keys, but no pairs."""
-    if isinstance(mask, Tensor) and mask.ndim > 1 and mask.shape[-2] != 1:
+    check_dense(operator, "mask", mask, "a boolean tensor or a float bias")
+    if mask.ndim > 1 and mask.shape[-2] != 1:
         raise ValueError(
             f"{operator}: mask must be the same for all queries, with size one along axis -2, "
             f"because {reason}; but its shape is {tuple(mask.shape)}; hide whole tokens with "
@@ -98,10 +100,12 @@ def check_padding(
     operator: str, name: str, mask: Tensor, shape: Sequence[int], device: torch.device
 ) -> None:
     """Check a boolean mask over queries or over keys, True where the token is real."""
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+    wanted = "a boolean tensor, True where the token is real"
+    check_dense(operator, name, mask, wanted)
+    if mask.dtype != torch.bool:
         raise TypeError(
-            f"{operator}: {name} must be a boolean tensor, True where the token is real, "
-            f"but it is {kind(mask)}; convert it, for example {name}.bool()"
+            f"{operator}: {name} must be {wanted}, but it is {kind(mask)}; convert it, for example "
+            f"{name}.bool()"
         )
     axes = "(*b, n) =" if name == "query_mask" else "(*b, m) ="
     check_broadcast(operator, name, mask, shape, axes)

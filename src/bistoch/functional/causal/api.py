@@ -67,20 +67,10 @@ def causal_elastic_attention(
     >>> bistoch.causal_elastic_attention(q, k, v, lam=0.5, block=16).shape
     torch.Size([2, 8, 100, 4])
     """
-    operator = "causal_elastic_attention"
-    batch = _inputs.check_tokens(operator, query, key, value)
-    _inputs.check_square(operator, query, key, "query t and key t belong to the same moment")
     rule = Rule(lam, eps, block, prior, scale)
-    with full_precision(query.device):
-        stream = pose_stream(operator, batch, query, key, value, rule, mask, query_mask, key_mask)
-        chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(stream))
-        stream, order = sort_real(stream)
-        if chosen == "cpu":
-            result = kernels.attend(stream)
-        else:
-            result, _ = RUN[chosen](stream, open_account(stream), cut(query.shape[-2], block))
-        result = unsort(result, order)
-    return result.reshape(*batch, *result.shape[1:]).to(query.dtype)
+    return _attend(
+        "causal_elastic_attention", query, key, value, rule, mask, query_mask, key_mask, backend
+    )
 
 
 def causal_elastic_plan(
@@ -109,11 +99,36 @@ def causal_elastic_plan(
     ...  for lam in (0.0, 0.5, 1.0)]
     [10.6, 9.2, 7.3]
     """
+    operator = "causal_elastic_plan"
+    _inputs.check_tokens(operator, query, key)
     unit = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device)
-    return causal_elastic_attention(
-        query, key, unit, lam=lam, eps=eps, block=block, prior=prior, mask=mask,
-        query_mask=query_mask, key_mask=key_mask, scale=scale, backend=backend,
-    )  # fmt: skip
+    rule = Rule(lam, eps, block, prior, scale)
+    return _attend(operator, query, key, unit, rule, mask, query_mask, key_mask, backend)
+
+
+def _attend(
+    operator: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rule: Rule,
+    mask: Mask | None,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+    backend: str,
+) -> Tensor:
+    batch = _inputs.check_tokens(operator, query, key, value)
+    _inputs.check_square(operator, query, key, "query t and key t belong to the same moment")
+    with full_precision(query.device):
+        stream = pose_stream(operator, batch, query, key, value, rule, mask, query_mask, key_mask)
+        chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(stream))
+        stream, order = sort_real(stream)
+        if chosen == "cpu":
+            result = kernels.attend(stream)
+        else:
+            result, _ = RUN[chosen](stream, open_account(stream), cut(query.shape[-2], rule.block))
+        result = unsort(result, order)
+    return result.reshape(*batch, *result.shape[1:]).to(query.dtype)
 
 
 def _fastest(stream: Stream) -> str:

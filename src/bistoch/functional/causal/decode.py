@@ -96,6 +96,8 @@ def causal_elastic_step(
     """
     operator = "causal_elastic_step"
     batch = _inputs.check_tokens(operator, query, key, value)
+    if state is not None:
+        _inputs.check_state(operator, state, batch)
     length = 0 if state is None else state.length
     stop = length + query.shape[-2]
     _inputs.check_cache(operator, key.shape[-2], length, query.shape[-2])
@@ -125,7 +127,6 @@ def _resume(
     if state is None:
         start = torch.zeros(size, dtype=torch.int64, device=stream.key.device)
         return open_account(stream), start
-    _inputs.check_state(operator, tuple(state.position.shape), batch)
     columns = [x.to(stream.key).expand(*batch, state.length).reshape(size, -1) for x in state[:3]]
     bias, received, wanted = columns
     level = state.level.to(stream.key).expand(batch).reshape(-1)
@@ -162,6 +163,9 @@ def _cut_between(
 
 def _up_to(mask: Tensor | None, stop: int) -> Tensor | None:
     """A mask without the part of a cache that is not filled; a shared one stays as it is."""
-    if not isinstance(mask, Tensor) or mask.ndim == 0 or mask.shape[-1] == 1:
+    if not isinstance(mask, Tensor) or mask.is_nested or mask.layout != torch.strided:
+        # it is refused later, with all others
+        return mask
+    if mask.ndim == 0 or mask.shape[-1] == 1:
         return mask
     return mask[..., :stop]

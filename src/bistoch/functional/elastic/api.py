@@ -268,10 +268,15 @@ def balance(
     >>> plan.sum(-2).sub(1).abs().max().item() < 1e-3
     True
     """
-    operator = "balance"
+    options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, None)
+    return balance_scores("balance", scores, options, backend)
+
+
+def balance_scores(operator: str, scores: Tensor, options: Options, backend: str) -> Tensor:
+    """The plan of scores that exist already, for a function that calls itself `operator`."""
     _inputs.check_floating(operator, "scores", scores, axes="(*b, n, m)", rank=2)
-    batch = scores.shape[:-2]
-    _inputs.check_eps(operator, eps, batch)
+    batch, eps, mask = scores.shape[:-2], options.eps, options.mask
+    _inputs.check_eps(operator, eps, batch, scores.device)
     if mask is not None:
         _inputs.check_mask(operator, mask, scores.shape, scores.device)
     work = scores.to(working_dtype(scores.dtype))
@@ -282,8 +287,7 @@ def balance(
         work = work.masked_fill(~mask, -torch.inf) if is_bool else work + mask.to(work.dtype)
     # scores that exist already are a bias between tokens without features
     query, key = (work.new_empty(*batch, size, 0) for size in scores.shape[-2:])
-    options = Options(lam, 1.0, omega, iters, tol, work, query_mask, key_mask, column_mass, None)
-    problem = pose(operator, batch, query, key, options)
+    problem = pose(operator, batch, query, key, options._replace(eps=1.0, mask=work))
     chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem))
     if chosen == "cpu" and lanes.fits(problem):
         plan, error = lanes.solve(problem)

@@ -46,10 +46,10 @@ def pose(operator: str, batch: torch.Size, query: Tensor, key: Tensor, options: 
         key_mask = key_mask.expand(*batch, m).reshape(size, m)
     if options.column_mass is not None:
         _inputs.check_column_mass(operator, options.column_mass, (*batch, m), device)
-    _inputs.check_lam(operator, options.lam, batch)
-    _inputs.check_eps(operator, options.eps, batch)
+    _inputs.check_lam(operator, options.lam, batch, device)
+    _inputs.check_eps(operator, options.eps, batch, device)
     if options.omega is not None:
-        _inputs.check_omega(operator, options.omega, batch)
+        _inputs.check_omega(operator, options.omega, batch, device)
     _inputs.check_count(operator, "iters", options.iters)
     _inputs.check_tol(operator, options.tol)
     _inputs.check_scale(operator, options.scale)

@@ -108,8 +108,8 @@ def sliced_plan(
 
 def _pose(operator, batch, query, key, eps, tau, directions, mask, query_mask, key_mask) -> Problem:
     _inputs.refuse_pairs(operator, mask, "a sort knows an order of tokens and no pairs")
-    _inputs.check_blur(operator, eps, batch)
-    _inputs.check_tau(operator, tau, batch)
+    _inputs.check_blur(operator, eps, batch, query.device)
+    _inputs.check_tau(operator, tau, batch, query.device)
     reals = []
     for name, given, tokens in (("query_mask", query_mask, query), ("key_mask", key_mask, key)):
         shape = (*batch, tokens.shape[-2])

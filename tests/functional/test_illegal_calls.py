@@ -1,0 +1,274 @@
+"""Every argument of every public function, with every wrong kind of value, ends in a sentence.
+
+The sentence begins with the name of the function that was called and names the argument.
+"""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+
+import bistoch
+
+N, D, E = 7, 5, 4
+BATCH = (2, 3)
+NAN, INF = float("nan"), float("inf")
+
+FUNCTIONS = {
+    function.__name__: inspect.unwrap(function)
+    for function in (
+        *(part for row in bistoch.OPERATORS.values() for part in (row.attention, row.plan)),
+        bistoch.elastic_potentials, bistoch.balance, bistoch.gumbel_balance,
+        bistoch.causal_elastic_step, bistoch.wasserstein_moments,
+    )
+}  # fmt: skip
+
+
+def legal(name):
+    """Arguments that a function accepts: those without a default."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = {
+        "query": torch.randn(*BATCH, N, D, generator=generator),
+        "key": torch.randn(*BATCH, N, D, generator=generator),
+        "value": torch.randn(*BATCH, N, E, generator=generator),
+        "value_variance": torch.rand(*BATCH, N, E, generator=generator),
+        "scores": torch.randn(*BATCH, N, N, generator=generator),
+    }
+    parameters = inspect.signature(FUNCTIONS[name]).parameters.values()
+    return {p.name: tokens[p.name] for p in parameters if p.default is p.empty}
+
+
+JAGGED = torch.nested.nested_tensor([torch.ones(n, 5) for n in (2, 3)], layout=torch.jagged)
+
+# what is no tensor
+NO_TENSOR = {
+    "number": 1.5,
+    "text": "all",
+    "boolean": True,
+    "list": [[1.0, 2.0], [3.0, 4.0]],
+    "array": np.ones((N, D), np.float32),
+    "function": torch.randn,
+}
+
+
+def floating(*shape):
+    """What is no floating-point tensor of this shape, without saying anything about its entries."""
+    return NO_TENSOR | {
+        "integers": torch.ones(shape, dtype=torch.int64),
+        "booleans": torch.ones(shape, dtype=torch.bool),
+        "complex": torch.ones(shape, dtype=torch.complex64),
+        "elsewhere": torch.ones(shape, device="meta"),
+        "sparse": torch.ones(shape).to_sparse(),
+        "jagged": JAGGED,
+    }
+
+
+def tokens(size, **wrong):
+    shape = (*BATCH, N, size)
+    return floating(*shape) | {
+        "nothing": None,
+        "no axes": torch.ones(()),
+        "one axis": torch.ones(size),
+        "other dtype": torch.ones(shape, dtype=torch.float64),
+        "other batch": torch.ones(5, N, size),
+    } | wrong  # fmt: skip
+
+
+def boolean(*shape):
+    return NO_TENSOR | {
+        "integers": torch.ones(shape, dtype=torch.int64),
+        "floats": torch.ones(shape),
+        "elsewhere": torch.ones(shape, dtype=torch.bool, device="meta"),
+        "other shape": torch.ones(13, 13, dtype=torch.bool),
+        "too many axes": torch.ones(1, 1, 2, *shape, dtype=torch.bool),
+        "sparse": torch.ones(shape, dtype=torch.bool).to_sparse(),
+        "jagged": JAGGED > 0,
+    }
+
+
+NO_NUMBER = {
+    "text": "0.5",
+    "boolean": True,
+    "complex": 0.5j,
+    "list": [0.5],
+    "array": np.full(3, 0.5),
+    "nan": NAN,
+    "infinite": INF,
+}
+
+
+def option(*wrong):
+    """A number, or one for each problem, that may not be one of the wrong ones."""
+    tensors = {
+        "integers": torch.ones(3, dtype=torch.int64),
+        "booleans": torch.ones(3, dtype=torch.bool),
+        "complex tensor": torch.ones(3, dtype=torch.complex64),
+        "other shape": torch.ones(13),
+        "elsewhere": torch.ones(3, device="meta"),
+        "nan tensor": torch.tensor([0.5, NAN, 0.5]),
+    }
+    numbers = {f"{x}": x for x in wrong} | {f"{x} tensor": torch.full((3,), x) for x in wrong}
+    return NO_NUMBER | tensors | numbers
+
+
+def number(*wrong):
+    numbers = {f"{x}": x for x in wrong}
+    return NO_NUMBER | {"tensor": torch.tensor(0.5)} | numbers
+
+
+def count(*wrong):
+    return {
+        "text": "3",
+        "boolean": True,
+        "fraction": 2.5,
+        "whole float": 3.0,
+        "nan": NAN,
+        "list": [3],
+        "tensor": torch.tensor(3),
+        "array": np.array(3),
+    } | {f"{x}": x for x in wrong}  # fmt: skip
+
+
+CHOICE = {"nothing": None, "unknown": "nonsense", "number": 3, "list": ["auto"],
+          "array": np.array([1, 2]), "tensor": torch.ones(2)}  # fmt: skip
+FLAG = {"nothing": None, "text": "yes", "number": 1, "tensor": torch.tensor(True), "list": [True]}
+GENERATOR = {"number": 3, "text": "seed", "function": torch.manual_seed}
+NOTHING = {"nothing": None}
+MASS = floating(N) | {
+    "other shape": torch.ones(13),
+    "zero": torch.tensor([1.0] * 6 + [0.0]),
+    "negative": torch.tensor([1.0] * 6 + [-1.0]),
+    "nan": torch.tensor([1.0] * 6 + [NAN]),
+}
+VARIANCE = floating(*BATCH, N, D) | {
+    "no axes": torch.ones(()),
+    "other shape": torch.ones(13, 13),
+    "negative": -torch.ones(N, D),
+    "nan": torch.full((N, D), NAN),
+}
+MASK = {k: v for k, v in boolean(N, N).items() if k != "floats"} | {
+    "complex": torch.ones(N, N, dtype=torch.complex64)
+}
+STATE = {
+    "number": 3,
+    "text": "state",
+    "tensor": torch.ones(3),
+    "tuple of five": (1, 2, 3, 4, 5),
+    "other batch": bistoch.causal_elastic_step(*torch.randn(3, 5, 2, D).unbind())[1],
+    "too long": bistoch.causal_elastic_step(*torch.randn(3, *BATCH, N, D).unbind())[1],
+}
+
+# what is wrong only beside other tensors
+LONELY = {"elsewhere", "other dtype", "other batch"}
+
+# by the name of the argument
+WRONG = {
+    "query": tokens(D, features=torch.ones(*BATCH, N, D + 1)),
+    "key": tokens(D, features=torch.ones(*BATCH, N, D + 1)),
+    "value": tokens(E, length=torch.ones(*BATCH, N + 1, E)),
+    "value_variance": {k: v for k, v in VARIANCE.items() if k != "other shape"} | NOTHING,
+    "scores": {k: v for k, v in tokens(N).items() if k not in LONELY},
+    "query_variance": VARIANCE,
+    "key_variance": VARIANCE,
+    "lam": option(-0.1, 1.1) | NOTHING,
+    "eps": option(0.0, -1.0) | NOTHING,
+    "omega": option(0.0, 2.0, -1.0),
+    "shift": option(),
+    "logit": option() | NOTHING,
+    "tau": option(-1.0) | NOTHING,
+    "tol": number(0.0, -1.0),
+    "scale": number(),
+    "noise": number(-1.0) | NOTHING,
+    "prior": number(0.0, -1.0) | NOTHING,
+    "ridge": number(0.0, -1.0) | NOTHING,
+    "iters": count(-1) | NOTHING,
+    "updates": count(-1, 0) | NOTHING,
+    "block": count(-1, 0),
+    "window": count(-1, 0) | NOTHING,
+    "sink": count(-1) | NOTHING,
+    "stride": count(-1, 0) | NOTHING,
+    "tail": count(-1) | NOTHING,
+    "rank": count(-1, 0),
+    "layers": count(-1) | NOTHING,
+    "ancilla": count(-1) | NOTHING,
+    "qubits": count(-1, 2),
+    "shots": count(-1, 0),
+    "mask": MASK,
+    "query_mask": boolean(N),
+    "key_mask": boolean(N),
+    "column_mass": MASS,
+    "pivot_mass": MASS,
+    "pivots": floating(16, D) | {"features": torch.ones(16, D + 1), "one axis": torch.ones(D),
+                                 "none": torch.ones(0, D), "other batch": torch.ones(13, 16, D)},
+    "directions": floating(16, D) | {"features": torch.ones(16, D + 1), "one axis": torch.ones(D),
+                                     "none": torch.ones(0, D), "other batch": torch.ones(13, 2, D)},
+    "theta": floating(64) | {"other shape": torch.ones(13), "no axes": torch.ones(())},
+    "weight": floating(N, N) | {"other shape": torch.ones(13, 13), "one axis": torch.ones(N)},
+    "state": STATE,
+    "generator": GENERATOR,
+    "debias": FLAG,
+    "straight_through": FLAG,
+    "backend": CHOICE,
+    "method": CHOICE,
+    "ansatz": CHOICE,
+    "pad": CHOICE,
+    "correction": CHOICE,
+    "inner": CHOICE | {
+        "no call": "softmax(",
+        "no such option": "softmax(lam=1.0)",
+        "feels other rows": "sinkhorn",
+        "wrong option": "softmax(eps=0.0)",
+        "wrong kind of option": "softmax(eps='x')",
+    },
+}  # fmt: skip
+
+# what is legal for one function and not for others; by function or operator, then argument
+LEGAL = {
+    "sliced_attention": {"eps": {"0.0"}},
+    "sliced_plan": {"eps": {"0.0"}},
+}
+# what is illegal for one function only
+ALSO = {
+    "monarch_attention": {"iters": {"none": 0}},
+    "monarch_plan": {"iters": {"none": 0}},
+    "elastic_monarch_attention": {"omega": NOTHING},
+    "elastic_monarch_plan": {"omega": NOTHING},
+    "orthogonal_attention": {"ancilla": {"none": 0}},
+    "orthogonal_plan": {"ancilla": {"none": 0}},
+    "causal_elastic_attention": {"block": NOTHING},
+    "causal_elastic_plan": {"block": NOTHING},
+    "causal_elastic_step": {"block": NOTHING},
+}
+
+
+def wrong_values(name, argument):
+    values = WRONG[argument] | ALSO.get(name, {}).get(argument, {})
+    allowed = LEGAL.get(name, {}).get(argument, set())
+    return {label: value for label, value in values.items() if label not in allowed}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_wrong_argument_ends_in_a_sentence(name):
+    function, arguments = FUNCTIONS[name], legal(name)
+    function(**arguments)
+    silent = []
+    for argument in inspect.signature(function).parameters:
+        for label, value in wrong_values(name, argument).items():
+            try:
+                function(**arguments | {argument: value})
+            except (TypeError, ValueError, NotImplementedError) as error:
+                sentence = str(error)
+                if not sentence.startswith(f"{name}: ") or argument not in sentence:
+                    silent.append(f"{argument}, {label}: {type(error).__name__}: {sentence[:150]}")
+            except Exception as error:
+                silent.append(f"{argument}, {label}: {type(error).__name__}: {str(error)[:150]}")
+            else:
+                silent.append(f"{argument}, {label}: accepted")
+    assert not silent, "\n".join(["", *silent])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_an_unknown_argument_is_refused(name):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+        FUNCTIONS[name](**legal(name), nonsense=1)
