@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bistoch.functional import _inputs
-from bistoch.functional._inputs.tensors import is_number
+from bistoch.functional._inputs.tensors import check_device, is_number, kind
 
 # scores that are rounded by more than this no longer know their neighbours
 ROUNDING = 0.1
@@ -15,6 +15,11 @@ ROUNDING = 0.1
 def check_cloud(function: str, name: str, points: Tensor) -> None:
     """Check that points are finite particles `(*b, n, d)`."""
     _inputs.check_floating(function, name, points, axes="(*b, particles, dimensions)", rank=2)
+    if points.device.type == "meta":
+        raise ValueError(
+            f"{function}: {name} must hold numbers, but it is on the device meta, which has none; "
+            "make the particles on the device where they are to move"
+        )
     bad = (~points.isfinite()).sum().item()
     if bad:
         raise ValueError(
@@ -49,6 +54,7 @@ def check_weights(function: str, name: str, weights: Tensor, points: Tensor) -> 
             f"{function}: {name} must have one mass per particle, {tuple(shape)}, "
             f"but its shape is {tuple(weights.shape)}"
         )
+    check_device(function, name, weights, points.device)
     if not bool(((weights >= 0) & weights.isfinite()).all()):
         raise ValueError(
             f"{function}: {name} must be finite and not negative, but its smallest entry is "
@@ -70,6 +76,7 @@ def check_potential(function: str, potential: Tensor, points: Tensor) -> None:
             f"{function}: potential must hold one finite number per particle, {tuple(shape)}, "
             f"but its shape is {tuple(potential.shape)}; leave it out to start from zero"
         )
+    check_device(function, "potential", potential, points.device)
     bad = (~potential.isfinite()).sum().item()
     if bad:
         raise ValueError(
@@ -101,23 +108,71 @@ def check_resolution(function: str, reach: Tensor, eps: Tensor) -> None:
 
 def check_time(function: str, name: str, time: float) -> None:
     """Check a length of time."""
-    if not is_number(time) or not 0 <= time < math.inf:
-        raise ValueError(f"{function}: {name} must be zero or positive, but it is {time!r}")
+    _check_kind(function, name, time, "a number, zero or positive")
+    if not 0 <= time < math.inf:
+        raise ValueError(
+            f"{function}: {name} must be zero or positive, but it is {time!r}; "
+            f"write for example {name}=1.0"
+        )
 
 
 def check_share(function: str, name: str, share: float) -> None:
     """Check a place between two ends."""
-    if not is_number(share) or not 0 <= share <= 1:
-        raise ValueError(f"{function}: {name} must be in [0, 1], but it is {share!r}")
-
-
-def check_variance(function: str, variance: Tensor | float) -> None:
-    """Check variances of Gaussians."""
-    values = torch.as_tensor(variance, dtype=torch.float64)
-    if not bool(((values >= 0) & values.isfinite()).all()):
+    _check_kind(function, name, share, "a number in [0, 1]")
+    if not 0 <= share <= 1:
         raise ValueError(
-            f"{function}: a variance must be finite and not negative, but one is "
-            f"{values.min().item():g}"
+            f"{function}: {name} must be in [0, 1], but it is {share!r}; 0 is the start and 1 the "
+            "end"
+        )
+
+
+def check_tolerance(function: str, tol: float) -> None:
+    """Check a tolerance, without which no iteration would end early."""
+    _check_kind(function, "tol", tol, "a positive number")
+    _inputs.check_tol(function, tol)
+
+
+def check_variance(function: str, name: str, variance: Tensor | float) -> None:
+    """Check a variance of a Gaussian, or a tensor of them."""
+    if isinstance(variance, Tensor):
+        _inputs.check_floating(function, name, variance, axes="(...)", rank=0)
+        wrong = variance[~((variance >= 0) & variance.isfinite())]
+        found = wrong[0].item() if wrong.numel() else None
+    else:
+        _check_kind(function, name, variance, "a number or a floating-point tensor")
+        found = None if 0 <= variance < math.inf else variance
+    if found is not None:
+        raise ValueError(
+            f"{function}: {name} must be a variance, finite and not negative, but one is "
+            f"{found:g}; square a deviation first"
+        )
+
+
+def as_numbers(function: str, name: str, numbers: object) -> Tensor:
+    """A float64 tensor of plain numbers, lists of them, or a tensor."""
+    try:
+        return torch.as_tensor(numbers, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"{function}: {name} must be numbers, lists of numbers or a tensor, but it is "
+            f"{kind(numbers)} that cannot be read as such; write for example {name}=[1.0]"
+        ) from None
+
+
+def check_law(function: str, quantile: object) -> None:
+    """Check that a law is given by a function."""
+    if not callable(quantile):
+        raise TypeError(
+            f"{function}: quantile must be a function from shares in (0, 1) to numbers, but it is "
+            f"{kind(quantile)}; pass for example two_bumps().quantile"
+        )
+
+
+def _check_kind(function: str, name: str, value: object, wanted: str) -> None:
+    if not is_number(value):
+        raise TypeError(
+            f"{function}: {name} must be {wanted}, but it is {kind(value)}; "
+            f"write for example {name}=0.5"
         )
 
 

@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bistoch.flows._inputs import check_alike, check_share
+from bistoch.flows._inputs import check_alike, check_share, check_tolerance
 from bistoch.flows.cloud import Cloud, attend, gather, soft_minimum, temperature
 from bistoch.flows.transport import Options, spread, warn_unconverged
 from bistoch.functional import ConvergenceWarning, elastic_potentials
-from bistoch.functional._inputs import Option, check_count, check_tol
+from bistoch.functional._inputs import Option, check_count, check_generator
 
 # entries of the plan that sampling may hold at one time
 ENTRIES = 1 << 22
@@ -66,6 +66,7 @@ class Bridge:
         """
         check_share("Bridge.sample", "t", t)
         check_count("Bridge.sample", "count", count)
+        check_generator("Bridge.sample", generator, self.source.points.device)
         x, y = self.source.points, self.target.points
         if count and not (x.shape[-2] and y.shape[-2]):
             raise ValueError(
@@ -121,7 +122,7 @@ def schrodinger_bridge(
     Reference: Leonard, A survey of the Schrödinger problem, 2014.
     """
     function = "schrodinger_bridge"
-    check_tol(function, tol)
+    check_tolerance(function, tol)
     check_count(function, "iters", iters, least=1)
     check_alike(function, ("source", "target"), source, target)
     start = gather(function, "source", source, source_weights, backend)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from bistoch.flows._inputs import check_cloud, check_resolution, check_weights
 from bistoch.functional import elastic_attention, elastic_potentials
-from bistoch.functional._inputs import Option, check_eps
+from bistoch.functional._inputs import Option, check_choice, check_eps
+from bistoch.functional.elastic import BACKENDS
 from bistoch.functional.elastic.cpu import WORKSPACE_BYTES
 from bistoch.functional.elastic.pose import working_dtype
 
@@ -53,6 +54,7 @@ def gather(
 ) -> Cloud:
     """Check particles and move their mean to the origin: far from it distances lose digits."""
     check_cloud(function, name, points)
+    check_choice(function, "backend", backend, ("auto", *BACKENDS))
     work = points.detach().to(working_dtype(points.dtype))
     if weights is None:
         log_weights = work.new_full(work.shape[:-1], -math.log(max(work.shape[-2], 1)))
@@ -73,7 +75,7 @@ def temperature(function: str, eps: Option, *clouds: Cloud) -> Float[Tensor, "*b
     """The checked eps as a tensor beside particles."""
     points = clouds[0].points
     batch = points.shape[:-2]
-    check_eps(function, eps, batch)
+    check_eps(function, eps, batch, points.device)
     wide = torch.as_tensor(eps, dtype=points.dtype, device=points.device).expand(batch)[..., None]
     for cloud in clouds:
         # diameters are at most twice the distance from the centre

@@ -8,8 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bistoch.flows._inputs import check_alike, check_cloud, check_single, check_weights
-from bistoch.functional._inputs import check_count
+from bistoch.flows._inputs import (
+    check_alike,
+    check_cloud,
+    check_law,
+    check_single,
+    check_weights,
+)
+from bistoch.functional._inputs import check_count, check_floating, check_generator
 
 # pairs beyond which an exact plan takes minutes and gigabytes
 SMALL = 1 << 24
@@ -28,15 +34,7 @@ def w2_line(
     >>> w2_line(torch.tensor([0.0, 1.0]), torch.tensor([3.0, 2.0]))
     2.0
     """
-    xs, x_ends = _steps("first", first, first_weights)
-    ys, y_ends = _steps("second", second, second_weights)
-    ends = torch.cat((x_ends, y_ends)).clamp(max=1).sort().values
-    lengths = torch.diff(ends, prepend=ends.new_zeros(1))
-    # in the middle of a piece both quantiles are one particle's place
-    middles = ends - lengths / 2
-    x = xs[torch.searchsorted(x_ends, middles).clamp(max=len(xs) - 1)]
-    y = ys[torch.searchsorted(y_ends, middles).clamp(max=len(ys) - 1)]
-    return math.sqrt((lengths * (x - y) ** 2).sum().item())
+    return _on_line("w2_line", first, second, first_weights, second_weights)
 
 
 def w2_to_law(
@@ -53,7 +51,8 @@ def w2_to_law(
     0.5773
     """
     check_count("w2_to_law", "fine", fine, least=1)
-    xs, _ = _steps("particles", particles, None)
+    check_law("w2_to_law", quantile)
+    xs, _ = _steps("w2_to_law", "particles", particles, None)
     count = len(xs) * fine
     shares = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     away = xs.repeat_interleave(fine) - quantile(shares)
@@ -84,7 +83,7 @@ def w2_exact(
             "w2_exact: needs POT; install it with: pip install 'bistoch[bench]'"
         ) from None
     a, b = (
-        _masses(name, weights, points).numpy()
+        _masses("w2_exact", name, weights, points).numpy()
         for name, weights, points in (
             ("first", first_weights, first), ("second", second_weights, second)
         )
@@ -110,6 +109,8 @@ def w2_sliced(
     """
     _check_clouds("w2_sliced", first, second)
     check_count("w2_sliced", "projections", projections, least=1)
+    # the lines are drawn on the CPU, the same for clouds on any device
+    check_generator("w2_sliced", generator, torch.device("cpu"))
     d = first.shape[-1]
     lines = torch.randn(projections, d, dtype=torch.float64, generator=generator)
     lines = (lines / lines.norm(dim=-1, keepdim=True)).to(first)
@@ -120,7 +121,7 @@ def w2_sliced(
         if x.shape == y.shape:
             total += (x - y).square().mean(-1).sum().item()
         else:
-            total += sum(w2_line(a, b) ** 2 for a, b in zip(x, y, strict=True))
+            total += sum(_on_line("w2_sliced", a, b) ** 2 for a, b in zip(x, y, strict=True))
     return math.sqrt(total / projections)
 
 
@@ -130,24 +131,38 @@ def _check_clouds(function: str, first: Tensor, second: Tensor) -> None:
     check_single(function, "second", second)
 
 
-def _steps(name: str, points: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+def _on_line(function, first, second, first_weights=None, second_weights=None) -> float:
+    xs, x_ends = _steps(function, "first", first, first_weights)
+    ys, y_ends = _steps(function, "second", second, second_weights)
+    ends = torch.cat((x_ends, y_ends)).clamp(max=1).sort().values
+    lengths = torch.diff(ends, prepend=ends.new_zeros(1))
+    # in the middle of a piece both quantiles are one particle's place
+    middles = ends - lengths / 2
+    x = xs[torch.searchsorted(x_ends, middles).clamp(max=len(xs) - 1)]
+    y = ys[torch.searchsorted(y_ends, middles).clamp(max=len(ys) - 1)]
+    return math.sqrt((lengths * (x - y) ** 2).sum().item())
+
+
+def _steps(
+    function: str, name: str, points: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Places in order, and the share of mass up to each."""
-    points = points.reshape(-1, 1) if points.ndim == 2 and points.shape[1] == 1 else points
+    check_floating(function, name, points, axes="(particles,)", rank=1)
     cloud = points if points.ndim == 2 else points[..., None]
-    check_cloud("w2 on the line", name, cloud)
+    check_cloud(function, name, cloud)
     if cloud.ndim != 2 or cloud.shape[1] != 1 or not len(cloud):
         raise ValueError(
-            f"w2 on the line: {name} must be a list of numbers, but its shape is "
+            f"{function}: {name} must be a list of numbers, but its shape is "
             f"{tuple(points.shape)}; pick one dimension, or use w2_exact or w2_sliced"
         )
-    masses = _masses(name, weights, cloud)
+    masses = _masses(function, name, weights, cloud)
     places, order = cloud[:, 0].double().cpu().sort()
     return places, masses[order].cumsum(0)
 
 
-def _masses(name: str, weights: Tensor | None, points: Tensor) -> Tensor:
+def _masses(function: str, name: str, weights: Tensor | None, points: Tensor) -> Tensor:
     if weights is None:
         return torch.full((len(points),), 1 / len(points), dtype=torch.float64)
-    check_weights("w2", f"{name}_weights", weights, points)
+    check_weights(function, f"{name}_weights", weights, points)
     masses = weights.double().cpu().expand(len(points))
     return masses / masses.sum()

@@ -23,21 +23,7 @@ def self_transport_slope(
     >>> self_transport_slope(1.0, 0.1).item()
     0.951249...
     """
-    function = "self_transport_slope"
-    check_eps(function, eps, ())
-    check_lam(function, lam, ())
-    check_variance(function, variance)
-    v = torch.as_tensor(variance, dtype=torch.float64)
-    if lam == 1:
-        return v / (torch.sqrt(v * v + eps * eps / 4) + eps / 2)
-    # the left side falls in p from above zero to below it: halve the interval until it is a number
-    low, high = torch.zeros_like(v), 1 / v
-    for _ in range(200):
-        p = (low + high) / 2
-        q = 1 / v - p / (1 + eps * p)
-        above = 1 / v - p > lam * q / (1 + eps * q)
-        low, high = torch.where(above, p, low), torch.where(above, high, p)
-    return 1 / (1 + eps * (low + high) / 2)
+    return _slope("self_transport_slope", variance, eps, lam)
 
 
 def step_variance(
@@ -51,10 +37,7 @@ def step_variance(
     >>> round(step_variance(1.0, 0.1).item(), 6)
     1.099878
     """
-    check_choice("step_variance", "direction", direction, ("heat", "cluster"))
-    slope = self_transport_slope(variance, eps, lam)
-    factor = slope if direction == "cluster" else 2 - slope
-    return torch.as_tensor(variance, dtype=torch.float64) * factor**2
+    return _step("step_variance", variance, eps, lam, direction)
 
 
 def flow_variance(
@@ -65,13 +48,15 @@ def flow_variance(
     >>> round(flow_variance(1.0, 2.0, 0.1)[-1], 4)     # the heat equation ends at 3
     2.9991
     """
-    check_time("flow_variance", "time", time)
-    check_eps("flow_variance", eps, ())
+    function = "flow_variance"
+    check_time(function, "time", time)
+    # without a step there is nobody else to check them
+    _step(function, variance, eps, lam, direction)
     steps = math.ceil(time / eps - 1e-9)
     now = torch.tensor(float(variance), dtype=torch.float64)
     found = [now.item()]
     for _ in range(steps):
-        now = step_variance(now, time / steps, lam, direction)
+        now = _step(function, now, time / steps, lam, direction)
         found.append(now.item())
     return found
 
@@ -84,10 +69,7 @@ def bridge_covariance(first: float, second: float, eps: float) -> float:
     >>> round(bridge_covariance(1.0, 4.0, 0.1), 4)
     1.9506
     """
-    check_eps("bridge_covariance", eps, ())
-    check_variance("bridge_covariance", torch.tensor([first, second]))
-    # the same number, without taking near equals from each other
-    return first * second / (math.sqrt(first * second + eps * eps / 4) + eps / 2)
+    return _covariance("bridge_covariance", first, second, eps)
 
 
 def bridge_variance(first: float, second: float, eps: float, t: float) -> float:
@@ -96,7 +78,42 @@ def bridge_variance(first: float, second: float, eps: float, t: float) -> float:
     >>> bridge_variance(1.0, 4.0, 0.1, 0.0), bridge_variance(1.0, 4.0, 0.1, 1.0)
     (1.0, 4.0)
     """
-    check_share("bridge_variance", "t", t)
-    between = bridge_covariance(first, second, eps)
+    function = "bridge_variance"
+    check_share(function, "t", t)
+    between = _covariance(function, first, second, eps)
     ends = (1 - t) ** 2 * first + t**2 * second
     return ends + 2 * t * (1 - t) * between + eps * t * (1 - t)
+
+
+def _slope(function: str, variance: Tensor | float, eps: float, lam: float) -> Tensor:
+    check_eps(function, eps, ())
+    check_lam(function, lam, ())
+    check_variance(function, "variance", variance)
+    v = torch.as_tensor(variance, dtype=torch.float64)
+    if lam == 1:
+        return v / (torch.sqrt(v * v + eps * eps / 4) + eps / 2)
+    # the left side falls in p from above zero to below it: halve the interval until it is a number
+    low, high = torch.zeros_like(v), 1 / v
+    for _ in range(200):
+        p = (low + high) / 2
+        q = 1 / v - p / (1 + eps * p)
+        above = 1 / v - p > lam * q / (1 + eps * q)
+        low, high = torch.where(above, p, low), torch.where(above, high, p)
+    return 1 / (1 + eps * (low + high) / 2)
+
+
+def _step(
+    function: str, variance: Tensor | float, eps: float, lam: float, direction: str
+) -> Tensor:
+    check_choice(function, "direction", direction, ("heat", "cluster"))
+    slope = _slope(function, variance, eps, lam)
+    factor = slope if direction == "cluster" else 2 - slope
+    return torch.as_tensor(variance, dtype=torch.float64) * factor**2
+
+
+def _covariance(function: str, first: float, second: float, eps: float) -> float:
+    check_eps(function, eps, ())
+    check_variance(function, "first", first)
+    check_variance(function, "second", second)
+    # the same number, without taking near equals from each other
+    return first * second / (math.sqrt(first * second + eps * eps / 4) + eps / 2)

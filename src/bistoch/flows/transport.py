@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bistoch.flows._inputs import check_potential
+from bistoch.flows._inputs import check_potential, check_tolerance
 from bistoch.flows.cloud import Cloud, gather, remember, soft_minimum, temperature
 from bistoch.functional import ConvergenceWarning
-from bistoch.functional._inputs import Option, check_count, check_lam, check_tol, warn_caller
+from bistoch.functional._inputs import Option, check_count, check_lam, warn_caller
 
 # the averaged update moves a share of the way to T(g). Near the limit T is minus a plan with
 # eigenvalues in (0, 1], so each step shrinks errors by |1 - share (1 + sigma)|; these two in turn
@@ -143,7 +143,7 @@ def solve(
 def check_options(function: str, options: Options) -> None:
     """Check what can be checked without particles."""
     check_lam(function, options.lam, ())
-    check_tol(function, options.tol)
+    check_tolerance(function, options.tol)
     check_count(function, "iters", options.iters, least=1)
 
 

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bistoch.flows._inputs import check_line, check_time
-from bistoch.functional._inputs import check_count
+from bistoch.flows._inputs import as_numbers, check_line, check_time
+from bistoch.functional._inputs import check_count, check_floating, check_generator
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,15 @@ class GaussianMixture:
 
     def log_density(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
         """The log of the density at points."""
-        return self._log_parts(x)[0].logsumexp(-1)
+        return self._log_parts("log_density", x)[0].logsumexp(-1)
 
     def density(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b"]:
         """The density at points."""
-        return self.log_density(x).exp()
+        return self._log_parts("density", x)[0].logsumexp(-1).exp()
 
     def score(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """The gradient of the log of the density at points."""
-        logs, pulls = self._log_parts(x)
+        logs, pulls = self._log_parts("score", x)
         return (logs.softmax(-1)[..., None] * pulls).sum(-2)
 
     def sample(
@@ -69,6 +69,7 @@ class GaussianMixture:
     ) -> Float[Tensor, "count d"]:
         """Independent points of this law."""
         check_count("GaussianMixture.sample", "count", count, least=1)
+        check_generator("GaussianMixture.sample", generator, self.weights.device)
         which = torch.multinomial(self.weights, count, replacement=True, generator=generator)
         noise = torch.randn(count, self.dimensions, dtype=torch.float64, generator=generator)
         factors = torch.linalg.cholesky(self.covariances)[which]
@@ -77,6 +78,7 @@ class GaussianMixture:
     def cdf(self, x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """The share of the law to the left of numbers; on the line only."""
         check_line("GaussianMixture.cdf", self.dimensions)
+        check_floating("GaussianMixture.cdf", "x", x, axes="(*b)", rank=0)
         deviations = self.covariances[:, 0, 0].sqrt()
         away = (x.double()[..., None] - self.means[:, 0]) / deviations
         # the complement keeps its digits where torch.special.ndtr is already zero
@@ -85,11 +87,12 @@ class GaussianMixture:
     def quantile(self, share: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """The numbers to whose left these shares in (0, 1) of the law lie; on the line only."""
         check_line("GaussianMixture.quantile", self.dimensions)
+        check_floating("GaussianMixture.quantile", "share", share, axes="(*b)", rank=0)
         share = share.double()
         if not bool(((share > 0) & (share < 1)).all()):
             raise ValueError(
-                "GaussianMixture.quantile: shares must lie strictly between 0 and 1, but they "
-                f"reach from {share.min().item():g} to {share.max().item():g}"
+                "GaussianMixture.quantile: share must lie strictly between 0 and 1, but it "
+                f"reaches from {share.min().item():g} to {share.max().item():g}"
             )
         reach = 40 * self.covariances[:, 0, 0].sqrt()
         low = torch.full_like(share, (self.means[:, 0] - reach).min().item())
@@ -103,11 +106,14 @@ class GaussianMixture:
 
     def quantiles(self, count: int) -> Float[Tensor, "count 1"]:
         """Evenly spread particles: the quantiles in the middle of `count` equal shares."""
+        check_count("GaussianMixture.quantiles", "count", count, least=1)
         shares = (torch.arange(count, dtype=torch.float64) + 0.5) / count
         return self.quantile(shares)[:, None]
 
     def carry(self, x: Float[Tensor, "*b"], time: float) -> Float[Tensor, "*b"]:
         """Where the heat flow carries numbers: monotone, to the same quantile of the later law."""
+        check_floating("GaussianMixture.carry", "x", x, axes="(*b)", rank=0)
+        check_time("GaussianMixture.carry", "time", time)
         left = self.cdf(x) <= 0.5
         # shares near one are rounded to it: the right half is carried in the mirror
         mirror = GaussianMixture(self.weights, -self.means, self.covariances)
@@ -116,12 +122,13 @@ class GaussianMixture:
         mirrored = mirror.after(time).quantile(torch.where(left, half, mirror.cdf(-x)))
         return torch.where(left, carried, -mirrored)
 
-    def _log_parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _log_parts(self, method: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """Log density of every part at every point, weighted, and minus precision times offset."""
+        check_floating(f"GaussianMixture.{method}", "x", x, axes="(*b, dimensions)", rank=1)
         if x.shape[-1:] != self.means.shape[-1:]:
             raise ValueError(
-                f"GaussianMixture: points must have {self.dimensions} coordinates in their last "
-                f"axis, but their shape is {tuple(x.shape)}; add an axis to numbers on the line"
+                f"GaussianMixture.{method}: x must have {self.dimensions} coordinates in its last "
+                f"axis, but its shape is {tuple(x.shape)}; add an axis to numbers on the line"
             )
         away = x.double()[..., None, :] - self.means
         pull = -torch.linalg.solve(self.covariances, away[..., None])[..., 0]
@@ -141,7 +148,10 @@ def gaussian_mixture(
     tensor([[[2., 0.],
              [0., 2.]]], dtype=torch.float64)
     """
-    w, m, c = (torch.as_tensor(x, dtype=torch.float64) for x in (weights, means, covariances))
+    w, m, c = (
+        as_numbers("gaussian_mixture", name, numbers)
+        for name, numbers in (("weights", weights), ("means", means), ("covariances", covariances))
+    )
     m = m[:, None] if m.ndim == 1 else m
     if c.ndim == 1:
         c = c[:, None, None] * torch.eye(m.shape[-1], dtype=torch.float64)

@@ -23,9 +23,11 @@ def read_plan(
     return plan, queries, keys
 
 
-def read_states(metric: str, states: Tensor, token_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def read_states(
+    metric: str, states: Tensor, token_mask: Tensor | None, *, name: str = "states"
+) -> tuple[Tensor, Tensor]:
     """States that are zero at padding, and ones at the places of the real tokens."""
-    _inputs.check_floating(metric, "states", states, axes="(*b, n, d)", rank=2)
+    _inputs.check_floating(metric, name, states, axes="(*b, n, d)", rank=2)
     states = states.to(working_dtype(states.dtype))
     tokens = read_mask(metric, "token_mask", token_mask, states.shape[:-1], states)
     if token_mask is not None:

@@ -97,7 +97,7 @@ def column_load(
     tensor([2.5000, 0.5000, 0.0000])
     """
     sums = read_plan("column_load", plan, query_mask, key_mask)[0].sum(-2)
-    return load_of(sums, key_mask=key_mask, column_mass=column_mass)
+    return _load_of("column_load", sums, key_mask, column_mass)
 
 
 def load_of(
@@ -111,9 +111,8 @@ def load_of(
     >>> load_of(torch.tensor([3.0, 1.0, 2.0]))
     tensor([1.5000, 0.5000, 1.0000])
     """
-    wanted = _wanted(sums, key_mask, column_mass)
-    scaled = divide(wanted * sums.sum(-1, keepdim=True), wanted.sum(-1, keepdim=True))
-    return divide(sums, scaled)
+    _inputs.check_floating("load_of", "sums", sums, axes="(*b, m)", rank=1)
+    return _load_of("load_of", sums, key_mask, column_mass)
 
 
 def load_gini(
@@ -165,7 +164,7 @@ def load_kl(
     (tensor(0.), tensor(0.6931))
     """
     load, _ = _read_load("load_kl", load, key_mask)
-    wanted = _wanted(load, key_mask, column_mass)
+    wanted = _wanted("load_kl", load, key_mask, column_mass)
     received = load * wanted
     share = divide(received, received.sum(-1, keepdim=True))
     return (share * torch.where(load > 0, load, 1).log()).sum(-1).clamp_min(0)
@@ -214,9 +213,19 @@ def _read_load(metric: str, load: Tensor, key_mask: Tensor | None) -> tuple[Tens
     return load.masked_fill(keys == 0, 0), keys
 
 
-def _wanted(sums: Tensor, key_mask: Tensor | None, column_mass: Tensor | None) -> Tensor:
-    keys = read_mask("column_load", "key_mask", key_mask, sums.shape, sums)
+def _load_of(
+    metric: str, sums: Tensor, key_mask: Tensor | None, column_mass: Tensor | None
+) -> Tensor:
+    wanted = _wanted(metric, sums, key_mask, column_mass)
+    scaled = divide(wanted * sums.sum(-1, keepdim=True), wanted.sum(-1, keepdim=True))
+    return divide(sums, scaled)
+
+
+def _wanted(
+    metric: str, sums: Tensor, key_mask: Tensor | None, column_mass: Tensor | None
+) -> Tensor:
+    keys = read_mask(metric, "key_mask", key_mask, sums.shape, sums)
     if column_mass is None:
         return keys
-    _inputs.check_column_mass("column_load", column_mass, sums.shape, sums.device)
+    _inputs.check_column_mass(metric, column_mass, sums.shape, sums.device)
     return keys * column_mass

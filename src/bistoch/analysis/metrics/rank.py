@@ -60,8 +60,13 @@ def contraction(
     >>> contraction(before, torch.tensor([[1.5], [2.5]]))
     tensor(0.5000)
     """
-    before, giving = read_states("contraction", before, token_mask)
-    after, given = read_states("contraction", after, token_mask)
+    before, giving = read_states("contraction", before, token_mask, name="before")
+    after, given = read_states("contraction", after, token_mask, name="after")
+    if before.shape[:-2] != after.shape[:-2]:
+        raise ValueError(
+            "contraction: before and after must have the same leading axes, but their shapes are "
+            f"{tuple(before.shape)} and {tuple(after.shape)}; expand one of them"
+        )
     return divide(_frobenius(_centre(after, given)), _frobenius(_centre(before, giving)))
 
 

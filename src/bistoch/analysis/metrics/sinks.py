@@ -40,6 +40,7 @@ def sink_score(
 
     Reference: Gu et al., When Attention Sink Emerges in Language Models, ICLR 2025.
     """
+    _inputs.check_flag("sink_score", "causal", causal)
     sums = read_plan("sink_score", plan, query_mask, key_mask)[0].sum(-2)
     return divide(sums, _viewers(plan.shape[-2], sums, causal, query_mask))
 
@@ -64,8 +65,10 @@ def sink_rate(
     tensor(0.6667)
     """
     _inputs.check_floating("sink_rate", "score", score, axes="(*b, m)", rank=1)
+    _inputs.check_finite("sink_rate", "threshold", threshold, example=SINK)
     if position is not None:
-        if not -score.shape[-1] <= position < score.shape[-1]:
+        _inputs.check_count("sink_rate", "position", position, least=-score.shape[-1])
+        if position >= score.shape[-1]:
             raise ValueError(
                 f"sink_rate: position must be that of one of the {score.shape[-1]} keys, but it is "
                 f"{position}; the first is 0"
@@ -124,6 +127,7 @@ def value_drain(
 
     Reference: Gu et al., When Attention Sink Emerges in Language Models, ICLR 2025.
     """
+    _inputs.check_floating("value_drain", "score", score, axes="(*b, m)", rank=1)
     norms, keys = _norms("value_drain", value, key_mask)
     if score.shape != norms.shape:
         raise ValueError(
@@ -162,6 +166,11 @@ def switch_ratio(
     """
     norms, keys = _norms("switch_ratio", value, key_mask)
     plan, _, _ = read_plan("switch_ratio", plan, query_mask, key_mask)
+    if value.shape[-2] != plan.shape[-1]:
+        raise ValueError(
+            f"switch_ratio: value must have one row per key of plan, {plan.shape[-1]}, but its "
+            f"shape is {tuple(value.shape)}; pass the values that the plan weighs"
+        )
     # what stands in padding, which may be anything, is multiplied by zero otherwise
     real = value.to(plan.dtype).masked_fill(keys[..., None] == 0, 0)
     given = torch.linalg.vector_norm(plan @ real, dim=-1)
@@ -187,6 +196,7 @@ def off_rate(
     tensor(0.5000)
     """
     _inputs.check_floating("off_rate", "ratio", ratio, axes="(*b, n)", rank=1)
+    _inputs.check_finite("off_rate", "threshold", threshold, example=0.05)
     queries = read_mask("off_rate", "query_mask", query_mask, ratio.shape, ratio)
     return divide(((ratio < threshold) * queries).sum(-1), queries.sum(-1))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
-from bistoch.functional._inputs.tensors import check_broadcast
+from bistoch.functional._inputs.tensors import check_broadcast, check_device
 from bistoch.functional.elastic.pose import Options, pose
 from bistoch.functional.elastic.problem import full_precision, row_softmax
 from bistoch.functional.elastic.tiles import parts
@@ -66,6 +66,7 @@ def stream_plan(
     else:
         _inputs.check_floating("stream_plan", "column", column, axes="(*b, m)", rank=1)
         check_broadcast("stream_plan", "column", column, (*batch, m), "(*b, m) =")
+        check_device("stream_plan", "column", column, query.device)
         # minus infinity marks a key that nobody may see, which the scores say too
         column = column.to(problem.log_mass).expand(*batch, m).reshape(size, m)
     entropy, sums = problem.query.new_zeros(size, n), problem.query.new_zeros(size, m)

@@ -11,6 +11,7 @@ from bistoch.functional._inputs.options import check_choice as check_choice
 from bistoch.functional._inputs.options import check_circuit as check_circuit
 from bistoch.functional._inputs.options import check_count as check_count
 from bistoch.functional._inputs.options import check_eps as check_eps
+from bistoch.functional._inputs.options import check_finite as check_finite
 from bistoch.functional._inputs.options import check_flag as check_flag
 from bistoch.functional._inputs.options import check_generator as check_generator
 from bistoch.functional._inputs.options import check_inner as check_inner

@@ -72,6 +72,11 @@ def check_scale(operator: str, scale: float | None) -> None:
         _check_number(operator, "scale", scale, wanted, _finite, 0.125)
 
 
+def check_finite(operator: str, name: str, value: float, *, example: float) -> None:
+    """Check a number of which nothing is asked but that it is one."""
+    _check_number(operator, name, value, "a finite number", _finite, example)
+
+
 def check_noise(operator: str, noise: float) -> None:
     """Check the size of random noise."""
     _check_number(operator, "noise", noise, "a number, zero or positive", _not_negative, 1.0)
