@@ -4,9 +4,9 @@ import inspect
 
 import pytest
 import torch
-from wrong_values import CHOICE, NOTHING, count, find_silent, floating, number, option
 
 from bistoch import flows
+from wrong_values import CHOICE, NOTHING, count, find_silent, floating, number, option
 
 B, N, D = 3, 7, 2
 CLOUD = torch.randn(B, N, D, generator=torch.Generator().manual_seed(0))

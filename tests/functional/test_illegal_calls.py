@@ -7,6 +7,8 @@ import inspect
 
 import pytest
 import torch
+
+import bistoch
 from wrong_values import (
     BATCH,
     CHOICE,
@@ -27,8 +29,6 @@ from wrong_values import (
     option,
     tokens,
 )
-
-import bistoch
 
 FUNCTIONS = {
     function.__name__: inspect.unwrap(function)

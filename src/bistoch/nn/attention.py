@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask
 from bistoch.nn.build import build_operator
-from bistoch.nn.heads import check_division, check_features, merge_heads, split_heads
+from bistoch.nn.heads import check_division, merge_heads, project, split_heads
 
 
 class Attention(nn.Module):
@@ -51,6 +51,12 @@ class Attention(nn.Module):
         check_division("Attention", "dim", dim, "heads", heads)
         key_dim = dim if key_dim is None else key_dim
         value_dim = key_dim if value_dim is None else value_dim
+        for name, features in (("key_dim", key_dim), ("value_dim", value_dim)):
+            _inputs.check_count("Attention", name, features, least=1)
+        flags = {"qkv_bias": qkv_bias, "out_bias": out_bias, "batch_first": batch_first}
+        for name, flag in flags.items():
+            _inputs.check_flag("Attention", name, flag)
+        _inputs.check_probability("Attention", "dropout", dropout)
         self.heads = heads
         self.batch_first = batch_first
         self.query = nn.Linear(dim, dim, bias=qkv_bias)
@@ -88,6 +94,7 @@ class Attention(nn.Module):
         key = query if key is None else key
         value = key if value is None else value
         q, k, v = self._queries(query), self._keys(key), self._split("value", value, self.value)
+        _inputs.check_tokens("Attention", q, k, v)
         masks = self._masks(q, k, same, mask, query_mask, key_mask)
         result = self.dropout(self.out(merge_heads(self.operator(q, k, v, **masks))))
         return result if self.batch_first or result.ndim == 2 else result.transpose(0, 1)
@@ -115,10 +122,10 @@ class Attention(nn.Module):
     def _split(
         self, name: str, tokens: Tensor, projection: nn.Linear
     ) -> Float[Tensor, "... heads length size"]:
-        check_features("Attention", name, tokens, projection.in_features)
+        tokens = project("Attention", name, tokens, projection)
         if tokens.ndim == 3 and not self.batch_first:
             tokens = tokens.transpose(0, 1)
-        return split_heads(projection(tokens), self.heads)
+        return split_heads(tokens, self.heads)
 
     def _masks(
         self,
@@ -137,14 +144,16 @@ class Attention(nn.Module):
                 f"shape is {tuple(mask.shape)}; write mask[:, None] if it has one matrix per "
                 "sequence, mask[None] if it has one per head"
             )
+        n, m, device = query.shape[-2], key.shape[-2], query.device
+        if mask is not None:
+            _inputs.check_mask("Attention", mask, (*batch, self.heads, n, m), device)
+        if query_mask is not None:
+            _inputs.check_padding("Attention", "query_mask", query_mask, (*batch, n), device)
+            query_mask = query_mask.unsqueeze(-2)
+        if key_mask is not None:
+            _inputs.check_padding("Attention", "key_mask", key_mask, (*batch, m), device)
+            key_mask = key_mask.unsqueeze(-2)
         if same_tokens:
             query_mask = key_mask if query_mask is None else query_mask
             key_mask = query_mask if key_mask is None else key_mask
-        masks = {"mask": mask, "query_mask": query_mask, "key_mask": key_mask}
-        for name, tokens in (("query_mask", query), ("key_mask", key)):
-            padding = masks[name]
-            if padding is not None:
-                shape = (*batch, tokens.shape[-2])
-                _inputs.check_padding("Attention", name, padding, shape, query.device)
-                masks[name] = padding.unsqueeze(-2)
-        return masks
+        return {"mask": mask, "query_mask": query_mask, "key_mask": key_mask}

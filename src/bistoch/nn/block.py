@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from bistoch.functional import _inputs
 from bistoch.nn.attention import Attention
+from bistoch.nn.heads import check_division, check_features, explain_misfit
 
 
 class Block(nn.Module):
@@ -42,6 +43,8 @@ class Block(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        check_division("Block", "dim", dim, "heads", heads)
+        _inputs.check_probability("Block", "dropout", dropout)
         _inputs.check_count("Block", "mlp", mlp)
         _inputs.check_choice("Block", "norm", norm, ("before", "after"))
         self.norm_first = norm == "before"
@@ -54,6 +57,16 @@ class Block(nn.Module):
         self, x: Float[Tensor, "*b n dim"], mask: Bool[Tensor, "*b n"] | None = None
     ) -> Float[Tensor, "*b n dim"]:
         """The tokens after the block; `mask` is True where a token is real."""
+        check_features("Block", "x", x, self.attention.query.in_features)
+        if mask is not None:
+            _inputs.check_padding("Block", "mask", mask, x.shape[:-1], x.device)
+        try:
+            return self._run(x, mask)
+        except RuntimeError as error:
+            explain_misfit("Block", "x", x, self.attention.query.weight, error)
+            raise
+
+    def _run(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if self.norm_first:
             x = x + self.attention(self.attention_norm(x), query_mask=mask)
         else:

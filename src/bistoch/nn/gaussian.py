@@ -6,9 +6,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
-from bistoch.functional import Gaussian, wasserstein_moments, wasserstein_plan
+from bistoch.functional import Gaussian, _inputs, wasserstein_moments, wasserstein_plan
 from bistoch.functional._inputs import Mask, Option
-from bistoch.nn.heads import check_division, check_features, merge_heads, split_heads
+from bistoch.nn.heads import check_division, merge_heads, project, split_heads
 
 PARTS = ("query", "key", "value", "out")
 
@@ -82,10 +82,10 @@ class GaussianAttention(nn.Module):
         """
         q, k = self._tokens("query", query), self._tokens("key", query if key is None else key)
         v = self._tokens("value", query if key is None else key)
-        masks = self._masks(key is None, query_mask, key_mask)
+        masks = self._masks(q, k, key is None, mask, query_mask, key_mask)
         found = wasserstein_moments(
             q.mean, k.mean, v.mean, v.variance, query_variance=q.variance,
-            key_variance=k.variance, mask=mask, **masks, **self._options(),
+            key_variance=k.variance, **masks, **self._options(),
         )  # fmt: skip
         mean, variance = (merge_heads(x) for x in found)
         return Gaussian(self.mean["out"](mean), _positive(self.variance["out"](variance)))
@@ -101,10 +101,10 @@ class GaussianAttention(nn.Module):
     ) -> Float[Tensor, "... heads n m"]:
         """The plan of every head, (batch, heads, n, m); arguments as for `forward`."""
         q, k = self._tokens("query", query), self._tokens("key", query if key is None else key)
-        masks = self._masks(key is None, query_mask, key_mask)
+        masks = self._masks(q, k, key is None, mask, query_mask, key_mask)
         return wasserstein_plan(
-            q.mean, k.mean, query_variance=q.variance, key_variance=k.variance, mask=mask,
-            **masks, **self._options(),
+            q.mean, k.mean, query_variance=q.variance, key_variance=k.variance, **masks,
+            **self._options(),
         )  # fmt: skip
 
     def _tokens(self, part: str, tokens: Gaussian) -> Gaussian:
@@ -116,18 +116,28 @@ class GaussianAttention(nn.Module):
                 "bistoch.Gaussian(x, torch.zeros_like(x))"
             )
         mean, variance = tokens
-        for name, tensor in ((f"{part}.mean", mean), (f"{part}.variance", variance)):
-            check_features("GaussianAttention", name, tensor, self.dim)
-        mean, variance = self.mean[part](mean), _positive(self.variance[part](variance))
+        mean = project("GaussianAttention", f"{part}.mean", mean, self.mean[part])
+        variance = project("GaussianAttention", f"{part}.variance", variance, self.variance[part])
+        variance = _positive(variance)
         return Gaussian(split_heads(mean, self.heads), split_heads(variance, self.heads))
 
-    def _masks(self, same, query_mask, key_mask) -> dict[str, Any]:
+    def _masks(self, query, key, same, mask, query_mask, key_mask) -> dict[str, Any]:
+        *batch, n, _ = query.mean.shape
+        m, device = key.mean.shape[-2], query.mean.device
+        layer = "GaussianAttention"
+        if mask is not None:
+            _inputs.check_mask(layer, mask, (*batch, n, m), device)
+        # one padding for all heads
+        if query_mask is not None:
+            _inputs.check_padding(layer, "query_mask", query_mask, (*batch[:-1], n), device)
+            query_mask = query_mask[..., None, :]
+        if key_mask is not None:
+            _inputs.check_padding(layer, "key_mask", key_mask, (*batch[:-1], m), device)
+            key_mask = key_mask[..., None, :]
         if same:
             query_mask = key_mask if query_mask is None else query_mask
             key_mask = query_mask if key_mask is None else key_mask
-        masks = {"query_mask": query_mask, "key_mask": key_mask}
-        # one mask for all heads
-        return {k: x[..., None, :] if isinstance(x, Tensor) else x for k, x in masks.items()}
+        return {"mask": mask, "query_mask": query_mask, "key_mask": key_mask}
 
     def _options(self) -> dict[str, Any]:
         names = ("lam", "eps", "omega", "iters", "backend")

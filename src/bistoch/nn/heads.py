@@ -1,9 +1,11 @@
 """From tokens to heads and back, with the checks that every attention layer makes on the way."""
 
+import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from bistoch.functional import _inputs
+from bistoch.functional._inputs import Option
 
 
 def check_division(layer: str, dim_name: str, dim: int, heads_name: str, heads: int) -> None:
@@ -29,6 +31,12 @@ def check_heads(operator: str, heads: int | None) -> int:
     return heads
 
 
+def one_per_head(start: Option, heads: int) -> Float[Tensor, "heads"]:
+    """Where a number that every head learns starts: a number, or one for each head."""
+    device = start.device if isinstance(start, Tensor) else None
+    return torch.ones(heads, device=device) * start
+
+
 def check_features(layer: str, name: str, tokens: Tensor, features: int) -> None:
     """Check that an argument is one sequence of tokens, or a batch of them, as wide as a layer."""
     _inputs.check_floating(layer, name, tokens, axes="(batch, length, features)", rank=2)
@@ -42,6 +50,37 @@ def check_features(layer: str, name: str, tokens: Tensor, features: int) -> None
             f"{layer}: {name} must have {features} features (its last axis), but its shape is "
             f"{tuple(tokens.shape)}; build the layer for {tokens.shape[-1]} or project {name} first"
         )
+
+
+def project(
+    layer: str, name: str, tokens: Tensor, projection: nn.Linear
+) -> Float[Tensor, "... features"]:
+    """Project checked tokens; if that fails, say what does not fit to the weights."""
+    check_features(layer, name, tokens, projection.in_features)
+    try:
+        return projection(tokens)
+    except RuntimeError as error:
+        explain_misfit(layer, name, tokens, projection.weight, error)
+        raise
+
+
+def explain_misfit(
+    layer: str, name: str, tokens: Tensor, weight: Tensor, error: RuntimeError
+) -> None:
+    """Say which device or dtype made a product fail.
+
+    It is not asked before: hooks may move tokens or weights, and autocast converts them.
+    """
+    if tokens.device != weight.device:
+        raise ValueError(
+            f"{layer}: {name} must be on the device of the layer, {weight.device}, but it is on "
+            f"{tokens.device}; move it with {name}.to({str(weight.device)!r})"
+        ) from error
+    if tokens.dtype != weight.dtype:
+        raise TypeError(
+            f"{layer}: {name} must have the dtype of the layer, {weight.dtype}, but it is "
+            f"{tokens.dtype}; convert one of them, for example {name}.to({weight.dtype})"
+        ) from error
 
 
 def split_heads(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from bistoch.functional import OPERATORS, _inputs
 from bistoch.functional._inputs import Option
-from bistoch.nn.heads import check_heads
+from bistoch.nn.heads import check_heads, one_per_head
 from bistoch.nn.operators import OperatorModule
 
 
@@ -45,7 +45,7 @@ class Sink(OperatorModule):
         if learn == "head":
             heads = check_heads("Sink", heads)
             _inputs.check_logit("Sink", "logit", logit, (heads,))
-            logit = nn.Parameter(torch.ones(heads) * logit)
+            logit = nn.Parameter(one_per_head(logit, heads))
         super().__init__(
             OPERATORS["sink"], logit=logit, eps=eps, scale=scale, backend=backend
         )  # fmt: skip
@@ -106,6 +106,7 @@ class Mixing(OperatorModule):
         for name, count in (("tokens", tokens), ("keys", keys)):
             if count is not None:
                 _inputs.check_count("Mixing", name, count, least=1)
+        _inputs.check_generator("Mixing", generator, torch.get_default_device())
         if learn == "head":
             each = (check_heads("Mixing", heads),)
         if tokens is None and (keys is not None or each):

@@ -8,8 +8,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bistoch.functional import _inputs
+from bistoch.functional._inputs.tensors import check_dense, check_device
 from bistoch.nn.build import build_operator
-from bistoch.nn.heads import check_division, check_features, merge_heads, split_heads
+from bistoch.nn.heads import (
+    check_division,
+    check_features,
+    explain_misfit,
+    merge_heads,
+    split_heads,
+)
 
 
 class MultiheadAttention(nn.Module):
@@ -58,6 +65,9 @@ class MultiheadAttention(nn.Module):
     ) -> None:
         super().__init__()
         check_division("MultiheadAttention", "embed_dim", embed_dim, "num_heads", num_heads)
+        _inputs.check_probability("MultiheadAttention", "dropout", dropout)
+        for name, flag in (("bias", bias), ("batch_first", batch_first)):
+            _inputs.check_flag("MultiheadAttention", name, flag)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads
@@ -109,7 +119,7 @@ class MultiheadAttention(nn.Module):
         q, k, v = self._project(query, key, value)
         batch = _inputs.check_tokens("MultiheadAttention", q, k, v)
         shape = (*batch, q.shape[-2], k.shape[-2])
-        mask, key_mask = _read_masks(shape, attn_mask, key_padding_mask)
+        mask, key_mask = _read_masks(shape, attn_mask, key_padding_mask, q.device)
         # a padded query is left out only where another row would feel it; else it is as in torch
         left_out = same_tokens and not getattr(self.operator, "rows_are_independent", False)
         query_mask = key_mask if left_out else None
@@ -132,7 +142,12 @@ class MultiheadAttention(nn.Module):
         ):
             check_features("MultiheadAttention", name, x, self.embed_dim)
             x = x.transpose(0, 1) if x.ndim == 3 and not self.batch_first else x
-            heads.append(split_heads(functional.linear(x, weight, bias), self.num_heads))
+            try:
+                projected = functional.linear(x, weight, bias)
+            except RuntimeError as error:
+                explain_misfit("MultiheadAttention", name, x, weight, error)
+                raise
+            heads.append(split_heads(projected, self.num_heads))
         return heads
 
     def _check_causal(self, attn_mask: Tensor | None) -> None:
@@ -162,17 +177,21 @@ class MultiheadAttention(nn.Module):
 
 
 def _read_masks(
-    shape: tuple[int, ...], attn_mask: Tensor | None, key_padding_mask: Tensor | None
+    shape: tuple[int, ...],
+    attn_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    device: torch.device,
 ) -> tuple[Tensor | None, Bool[Tensor, "... 1 m"] | None]:
     """Turn torch's masks, where True forbids, into `mask` and `key_mask`, where True allows."""
     *batch, heads, n, m = shape
     mask = key_mask = None
     if attn_mask is not None:
-        _check_mask("attn_mask", attn_mask, ((n, m), (math.prod(batch) * heads, n, m)))
+        shapes = ((n, m), (math.prod(batch) * heads, n, m))
+        _check_mask("attn_mask", attn_mask, shapes, device)
         mask = attn_mask.reshape(shape) if attn_mask.ndim == 3 else attn_mask
         mask = ~mask if mask.dtype == torch.bool else mask
     if key_padding_mask is not None:
-        _check_mask("key_padding_mask", key_padding_mask, ((*batch, m),))
+        _check_mask("key_padding_mask", key_padding_mask, ((*batch, m),), device)
         padding = key_padding_mask[..., None, :]
         if padding.dtype == torch.bool:
             return mask, ~padding
@@ -197,11 +216,16 @@ def _says_nothing(bias: Tensor) -> bool:
     return at_hand and not bias.requires_grad and not bool(bias.any())
 
 
-def _check_mask(name: str, mask: Tensor, shapes: tuple[tuple[int, ...], ...]) -> None:
+def _check_mask(
+    name: str, mask: Tensor, shapes: tuple[tuple[int, ...], ...], device: torch.device
+) -> None:
+    wanted = "a boolean tensor (True = hidden) or a float bias added to the scores"
+    check_dense("MultiheadAttention", name, mask, wanted)
+    check_device("MultiheadAttention", name, mask, device)
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(
-            f"MultiheadAttention: {name} must be a boolean tensor (True = hidden) or a float bias "
-            f"added to the scores, but its dtype is {mask.dtype}; convert it, for example .bool()"
+            f"MultiheadAttention: {name} must be {wanted}, but its dtype is {mask.dtype}; convert "
+            "it, for example .bool()"
         )
     if tuple(mask.shape) not in shapes:
         wanted = " or ".join(str(shape) for shape in shapes)

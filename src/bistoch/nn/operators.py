@@ -2,13 +2,12 @@
 
 from typing import Any, Literal
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from bistoch.functional import OPERATORS, Operator, _inputs, check_options
 from bistoch.functional._inputs import Mask, Option
-from bistoch.nn.heads import check_heads
+from bistoch.nn.heads import check_heads, one_per_head
 from bistoch.nn.unit_interval import clamp_to_unit
 
 
@@ -167,7 +166,7 @@ class LamModule(OperatorModule):
             heads = check_heads(owner, heads)
             start = 0.0 if lam is None else lam
             _inputs.check_lam(owner, start, (heads,))
-            lam = nn.Parameter(torch.ones(heads) * start)
+            lam = nn.Parameter(one_per_head(start, heads))
         elif lam is None:
             lam = 1.0
         super().__init__(row, lam=lam, **options)

@@ -64,11 +64,21 @@ class OrthoTrans(nn.Module):
 
     def forward(self, x: Float[Tensor, "*b length"]) -> Float[Tensor, "*b length"]:
         """The windows on the last axis in the new axes."""
+        self._check("x", x)
         return x @ self.basis.T.to(x.dtype)
 
     def inverse(self, z: Float[Tensor, "*b length"]) -> Float[Tensor, "*b length"]:
         """Back to time: the inverse of `forward`."""
+        self._check("z", z)
         return z @ self.basis.to(z.dtype)
+
+    def _check(self, name: str, windows: Tensor) -> None:
+        _inputs.check_floating("OrthoTrans", name, windows, axes="(*b, length)", rank=1)
+        if windows.shape[-1] != len(self.basis):
+            raise ValueError(
+                f"OrthoTrans: {name} must have windows of {len(self.basis)} entries in its last "
+                f"axis, but its shape is {tuple(windows.shape)}; fit a transform of that length"
+            )
 
     def extra_repr(self) -> str:
         """The length of a window."""

@@ -59,6 +59,7 @@ class LowRank(OperatorModule):
                 "pivots; write for example LowRank(rank=8, heads=4, size=16)"
             )
         _inputs.check_count("LowRank", "size", size, least=1)
+        _inputs.check_flag("LowRank", "learn_mass", learn_mass)
         own = () if heads is None else (heads,)
         pivots = nn.Parameter(fixed_pivots(rank, size).expand(*own, rank, size).clone())
         super().__init__(

@@ -4,6 +4,8 @@ import inspect
 
 import pytest
 import torch
+
+from bistoch.analysis import metrics
 from wrong_values import (
     BATCH,
     CHOICE,
@@ -22,8 +24,6 @@ from wrong_values import (
     option,
     tokens,
 )
-
-from bistoch.analysis import metrics
 
 FUNCTIONS = {
     name: inspect.unwrap(function)

@@ -20,6 +20,7 @@ from bistoch.functional._inputs.options import check_logit as check_logit
 from bistoch.functional._inputs.options import check_noise as check_noise
 from bistoch.functional._inputs.options import check_omega as check_omega
 from bistoch.functional._inputs.options import check_prior as check_prior
+from bistoch.functional._inputs.options import check_probability as check_probability
 from bistoch.functional._inputs.options import check_qubits as check_qubits
 from bistoch.functional._inputs.options import check_rank as check_rank
 from bistoch.functional._inputs.options import check_ridge as check_ridge

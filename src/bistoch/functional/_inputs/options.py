@@ -77,6 +77,11 @@ def check_finite(operator: str, name: str, value: float, *, example: float) -> N
     _check_number(operator, name, value, "a finite number", _finite, example)
 
 
+def check_probability(operator: str, name: str, value: float) -> None:
+    """Check a probability, such as that of dropping an entry."""
+    _check_number(operator, name, value, "a number in [0, 1]", _unit, 0.1)
+
+
 def check_noise(operator: str, noise: float) -> None:
     """Check the size of random noise."""
     _check_number(operator, "noise", noise, "a number, zero or positive", _not_negative, 1.0)
