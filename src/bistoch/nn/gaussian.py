@@ -1,6 +1,6 @@
 """Multi-head attention between Gaussian tokens: each projection for means and for variances."""
 
-from typing import Any
+from typing import Any, cast
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -116,8 +116,9 @@ class GaussianAttention(nn.Module):
                 "bistoch.Gaussian(x, torch.zeros_like(x))"
             )
         mean, variance = tokens
-        mean = project("GaussianAttention", f"{part}.mean", mean, self.mean[part])
-        variance = project("GaussianAttention", f"{part}.variance", variance, self.variance[part])
+        mean = project("GaussianAttention", f"{part}.mean", mean, cast(nn.Linear, self.mean[part]))
+        of_variance = cast(nn.Linear, self.variance[part])
+        variance = project("GaussianAttention", f"{part}.variance", variance, of_variance)
         variance = _positive(variance)
         return Gaussian(split_heads(mean, self.heads), split_heads(variance, self.heads))
 
