@@ -115,7 +115,7 @@ def test_the_page_of_a_comparison(tmp_path):
     model = "vit(patch=(14,14), depth=1, dim=8, heads=2)"
     operators = ("softmax", "elastic(lam=0.5, learn='head')")
     comparison = Comparison(
-        "fashion-mnist-small", model, operators, (0,), Recipe(epochs=1, batch=1000)
+        "fashion-mnist-small", model, operators, (0,), Recipe(epochs=1, batch_size=1000)
     )
     page = run_compare(comparison, tmp_path / "out", Console(quiet=True), command="bistoch compare")
     check(page, tmp_path, pictures=5)

@@ -13,10 +13,10 @@ TEXTS = ["the cat saw the dog", "The dog ran.", "a cat"]
 
 def test_frequent_words_come_first_and_order_of_texts_does_not_matter():
     vocabulary = Vocabulary.from_texts(TEXTS)
-    assert vocabulary.pieces == (*SPECIAL, "the", "cat", "dog", ".", "a", "ran", "saw")
+    assert vocabulary.tokens == (*SPECIAL, "the", "cat", "dog", ".", "a", "ran", "saw")
     assert Vocabulary.from_texts(reversed(TEXTS)) == vocabulary
-    assert Vocabulary.from_texts(iter(TEXTS), size=5).pieces == (*SPECIAL, "the", "cat", "dog")
-    assert Vocabulary.from_texts(TEXTS, least=3).pieces == (*SPECIAL, "the")
+    assert Vocabulary.from_texts(iter(TEXTS), size=5).tokens == (*SPECIAL, "the", "cat", "dog")
+    assert Vocabulary.from_texts(TEXTS, min_count=3).tokens == (*SPECIAL, "the")
 
 
 def test_texts_are_filled_on_the_right():
@@ -32,9 +32,7 @@ def test_texts_are_filled_on_the_right():
 
 def test_a_word_spelt_like_a_special_one_is_not_special():
     vocabulary = Vocabulary.from_texts(["<pad> <unk> pad"])
-    assert vocabulary.encode_one("<pad>").tolist() == [
-        vocabulary.numbers[p] for p in ["<", "pad", ">"]
-    ]
+    assert vocabulary.encode_one("<pad>").tolist() == [vocabulary.ids[p] for p in ["<", "pad", ">"]]
     assert 0 not in vocabulary.encode_one("<pad> <unk>")
 
 
@@ -60,14 +58,14 @@ def test_it_is_saved_and_loaded(tmp_path):
     ("content", "sentence"),
     [
         ("{", "not a vocabulary, since it is not JSON"),
-        ("[]", "expected a JSON object of form"),
-        (json.dumps({"form": "bistoch vocabulary 1", "unit": "word", "pieces": [*SPECIAL, [3]]}),
-         "every piece must be text, but one is"),
-        (json.dumps({"form": "bistoch vocabulary 1", "unit": "word", "pieces": ["a"]}),
+        ("[]", "expected a JSON object of format"),
+        (json.dumps({"format": "bistoch vocabulary 2", "unit": "word", "tokens": [*SPECIAL, [3]]}),
+         "every token must be text, but one is"),
+        (json.dumps({"format": "bistoch vocabulary 2", "unit": "word", "tokens": ["a"]}),
          "must start with <pad>, <unk>"),
-        (json.dumps({"form": "bistoch vocabulary 1", "unit": "word",
-                     "pieces": [*SPECIAL, "a", "a"]}), "3 different ones among 4"),
-        (json.dumps({"form": "bistoch vocabulary 1", "unit": "byte", "pieces": [*SPECIAL]}),
+        (json.dumps({"format": "bistoch vocabulary 2", "unit": "word",
+                     "tokens": [*SPECIAL, "a", "a"]}), "3 different ones among 4"),
+        (json.dumps({"format": "bistoch vocabulary 2", "unit": "byte", "tokens": [*SPECIAL]}),
          "unit must be 'word' or 'character', but it is 'byte'"),
     ],
 )  # fmt: skip

@@ -1,7 +1,6 @@
-"""The command line: it parses words of a terminal and hands them to the room that does the work.
+"""The command line: it parses options and calls the package that does the work.
 
-Each file holds the verbs of one room, and imports that room inside the verbs: a verb loads only
-what it needs.
+Every command imports what it needs when it runs, so that `bistoch --help` stays quick.
 """
 
 from importlib.metadata import version
@@ -13,29 +12,30 @@ from bistoch.cli.bench import bench
 from bistoch.cli.compare import compare
 from bistoch.cli.data import data
 from bistoch.cli.flow import flow
-from bistoch.cli.generate import generate
 from bistoch.cli.inspect import inspect
 from bistoch.cli.operators import list_operators, show
 from bistoch.cli.reproduce import reproduce
-from bistoch.cli.train import evaluate_run, predict, train
+from bistoch.cli.train import evaluate, generate, predict, train
+
+ABOUT = "Attention with controlled column sums, from softmax to doubly stochastic."
 
 app = typer.Typer(
-    help="Attention whose columns are as accountable as its rows.",
+    help=ABOUT,
     no_args_is_help=True,
     add_completion=False,
-    # paragraphs of a docstring are filled to the width of the terminal
+    # paragraphs of a docstring fill the width of the terminal
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(asked: bool) -> None:
+    if asked:
         typer.echo(f"bistoch {version('bistoch')}")
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=ABOUT)
 def main(
     _version: Annotated[
         bool,
@@ -44,7 +44,7 @@ def main(
         ),
     ] = False,
 ) -> None:
-    """Attention whose columns are as accountable as its rows."""
+    """Options of the command itself."""
 
 
 app.command("list")(list_operators)
@@ -52,7 +52,7 @@ app.command()(show)
 app.command()(bench)
 app.command()(compare)
 app.command()(train)
-app.command("eval")(evaluate_run)
+app.command("eval")(evaluate)
 app.command()(predict)
 app.command()(generate)
 app.add_typer(flow, name="flow")

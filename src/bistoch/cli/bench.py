@@ -1,4 +1,4 @@
-"""The verb that times: `bistoch bench`."""
+"""The command that times: `bistoch bench`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from bistoch.cli.mistakes import one_sentence
+from bistoch.cli.errors import user_errors
 from bistoch.cli.recipe_options import Device
 
 
+@user_errors()
 def bench(
     n: Annotated[
         list[int] | None,
@@ -26,7 +27,7 @@ def bench(
         float | None, typer.Option(help="Elasticity.", show_default="1, and 0.5 with 5 iterations")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="Threads for everybody.", show_default="those of torch")
+        int | None, typer.Option(help="Number of threads.", show_default="those of torch")
     ] = None,
     rounds: Annotated[
         int | None,
@@ -38,34 +39,33 @@ def bench(
         bool, typer.Option("--operators", help="Time every operator with its default options.")
     ] = False,
     causal: Annotated[
-        bool, typer.Option("--causal", help="Time causal balance over causal softmax.")
+        bool, typer.Option("--causal", help="Time causal balance against causal softmax.")
     ] = False,
     flows: Annotated[
-        bool, typer.Option("--flows", help="Time one heat step of a cloud beside other libraries.")
+        bool, typer.Option("--flows", help="Time a step of a heat flow against other libraries.")
     ] = False,
     device: Device = "cpu",
-    out: Annotated[Path, typer.Option(help="Folder for JSON and picture.", file_okay=False)] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for JSON and figure.", file_okay=False)] = Path(
         "bench-results"
     ),
 ) -> None:
-    """Prove, then time: balanced attention over softmax attention, with memory and growth.
+    """Check results against the reference, then time them relative to softmax attention.
 
-    A stopped run goes on where it was when the same words are given again.
+    With peak memory and growth in n. The same command resumes an interrupted run.
     """
     from bistoch.lab.bench import Options, run_bench, run_flow_bench
 
-    with one_sentence():
-        options = Options(
-            n=tuple(n or ()), heads=heads, dim=dim, lam=lam, iters=iters, threads=threads,
-            rounds=rounds, backward=backward, quick=quick, operators=operators, causal=causal,
-            device=device,
-        )  # fmt: skip
-        if flows and device != "cpu":
-            raise ValueError("bench: --flows runs on the CPU; leave --device out")
-        out.mkdir(parents=True, exist_ok=True)
-    if flows:
-        run_flow_bench(
-            options.n, rounds=rounds, threads=threads, quick=quick, out=out, console=Console()
-        )
+    options = Options(
+        n=tuple(n or ()), heads=heads, dim=dim, lam=lam, iters=iters, threads=threads,
+        rounds=rounds, backward=backward, quick=quick, operators=operators, causal=causal,
+        device=device,
+    )  # fmt: skip
+    if flows and device != "cpu":
+        raise ValueError("bench: --flows runs on the CPU; leave --device out")
+    out.mkdir(parents=True, exist_ok=True)
+    if not flows:
+        run_bench(options, out, Console())
         return
-    run_bench(options, out, Console())
+    run_flow_bench(
+        options.n, rounds=rounds, threads=threads, quick=quick, out=out, console=Console()
+    )

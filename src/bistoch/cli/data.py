@@ -1,4 +1,4 @@
-"""The verbs about data: `bistoch data list`, `bistoch data get` and `bistoch data path`."""
+"""The commands about data: `bistoch data list`, `get` and `path`."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from bistoch.cli.mistakes import one_sentence
+from bistoch.cli.errors import user_errors
 
 if TYPE_CHECKING:
     from bistoch.lab.data import Entry
 
-data = typer.Typer(help="Data sets: what is here, fetch one, where it lies.", no_args_is_help=True)
+data = typer.Typer(
+    help="Data sets: list them, download one, print the paths of its files.", no_args_is_help=True
+)
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="See `bistoch data list`.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="See `bistoch data list`.")]
 
@@ -20,7 +22,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="See `bistoch data lis
 def list_data(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
-    """List the data sets: what each is, its size and licence, and whether it is here."""
+    """List the data sets: what each is, its size and licence, and whether it is on this machine."""
     from bistoch.lab.data import DATASETS, folders
 
     rows = [_describe(entry) for entry in DATASETS.values()]
@@ -32,7 +34,7 @@ def list_data(
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("data set", "kind", "size", "here", "licence"):
+    for head in ("data set", "kind", "size", "found in", "licence"):
         table.add_column(head, no_wrap=True, justify="right" if head == "size" else "left")
     about = Table.grid(padding=(0, 2, 0, 0))
     for row in rows:
@@ -46,44 +48,44 @@ def list_data(
     console = Console(highlight=False)
     console.print(table)
     console.print(about)
-    console.print("\nHere means, in the order of looking:")
+    console.print("\nfound in, searched in this order:")
     for place, folder in folders().items():
         console.print(f"  {place}: {folder}", soft_wrap=True, markup=False)
-    console.print("  get: not here, `bistoch data get NAME` fetches it")
-    console.print("  no: not here, and nowhere to be fetched; put it in a folder, BISTOCH_DATA")
+    console.print("  get: not on this machine; `bistoch data get NAME` downloads it")
+    console.print("  no: not on this machine, and no download; put it in a folder, BISTOCH_DATA")
 
 
 @data.command()
+@user_errors()
 def get(names: Names) -> None:
-    """Fetch data sets from their official addresses into the cache, proven by checksum."""
+    """Download data sets from their official addresses into the cache, and check them."""
     from bistoch.lab.data import check_whole, entry_of, fetch, find
 
-    with one_sentence():
-        for entry in [entry_of(name) for name in names]:
-            found = find(entry)
-            if found is None:
-                paths = fetch(entry, Console(stderr=True))
-            else:
-                for file in found.form.files:
-                    check_whole(entry.name, file, found.paths[file.path])
-                paths = list(found.paths.values())
-                typer.echo(f"{entry.name} is here already ({found.place})", err=True)
-            for path in paths:
-                typer.echo(path)
+    for entry in [entry_of(name) for name in names]:
+        found = find(entry)
+        if found is None:
+            paths = fetch(entry, Console(stderr=True))
+        else:
+            for file in found.form.files:
+                check_whole(entry.name, file, found.paths[file.path])
+            paths = list(found.paths.values())
+            typer.echo(f"{entry.name} is here already ({found.place})", err=True)
+        for path in paths:
+            typer.echo(path)
 
 
 @data.command()
+@user_errors()
 def path(name: Name) -> None:
-    """Print where the files of a data set lie, one per line."""
+    """Print the paths of the files of a data set, one per line."""
     from bistoch.lab.data import entry_of, find, missing
 
-    with one_sentence():
-        entry = entry_of(name)
-        if entry.make is not None:
-            raise ValueError(f"{name} is made from a seed when it is loaded; it has no files")
-        found = find(entry)
-        if found is None:
-            raise missing(entry)
+    entry = entry_of(name)
+    if entry.make is not None:
+        raise ValueError(f"{name} is made from a seed when it is loaded; it has no files")
+    found = find(entry)
+    if found is None:
+        raise missing(entry)
     for where in found.paths.values():
         typer.echo(where)
 

@@ -1,6 +1,6 @@
-"""The verbs that move particles: `bistoch flow gaussian`, `mixture`, `fashion`, `points` and more.
+"""The commands of particle flows: `bistoch flow gaussian`, `mixture`, `fashion` and more.
 
-Every run shows its progress and ends with a page of figures; a killed flow goes on where it was.
+Every run shows its progress and ends with a report; an interrupted flow is resumed.
 """
 
 from enum import StrEnum
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from bistoch.cli.mistakes import one_sentence
+from bistoch.cli.errors import user_errors
 
 flow = typer.Typer(
     help="Move particles by attention, measure them against the truth, draw a page of figures.",
@@ -37,6 +37,7 @@ Out = Annotated[Path, typer.Option(help="Folder for page, numbers and pictures."
 
 
 @flow.command()
+@user_errors()
 def gaussian(
     n: Count = 2000,
     eps: Eps = 0.1,
@@ -48,11 +49,11 @@ def gaussian(
     """N(0, 1): variance, orders in eps, score, the floor of small eps, and the axis lam."""
     from bistoch.lab.flow import run_gaussian
 
-    with one_sentence():
-        run_gaussian(n=n, eps=eps, time=time, seed=seed, quick=quick, out=out, console=Console())
+    run_gaussian(n=n, eps=eps, time=time, seed=seed, quick=quick, out=out, console=Console())
 
 
 @flow.command()
+@user_errors()
 def mixture(
     n: Count = 2000,
     eps: Eps = 0.01,
@@ -64,11 +65,11 @@ def mixture(
     """Two bumps melt into one: densities, W2 and quantiles against the exact law."""
     from bistoch.lab.flow import run_mixture
 
-    with one_sentence():
-        run_mixture(n=n, eps=eps, time=time, seed=seed, quick=quick, out=out, console=Console())
+    run_mixture(n=n, eps=eps, time=time, seed=seed, quick=quick, out=out, console=Console())
 
 
 @flow.command()
+@user_errors()
 def fashion(
     n: Annotated[
         int, typer.Option("--n", min=20, help="Number of pictures; above 4000 the whole set.")
@@ -83,11 +84,11 @@ def fashion(
     """FashionMNIST in 784 dimensions, in both directions, with what is nearest to each picture."""
     from bistoch.lab.flow import run_fashion
 
-    with one_sentence():
-        run_fashion(n=n, eps=eps, steps=steps, lam=lam, out=out, console=Console())
+    run_fashion(n=n, eps=eps, steps=steps, lam=lam, out=out, console=Console())
 
 
 @flow.command()
+@user_errors()
 def points(
     source: Annotated[
         str,
@@ -104,14 +105,14 @@ def points(
     """A cloud of points spreads and clusters; its exact heat flow is the cloud with noise."""
     from bistoch.lab.flow import run_points
 
-    with one_sentence():
-        run_points(
-            source=source, n=n, eps=eps, time=time, index=index, lam=lam, seed=seed, out=out,
-            console=Console(),
-        )  # fmt: skip
+    run_points(
+        source=source, n=n, eps=eps, time=time, index=index, lam=lam, seed=seed, out=out,
+        console=Console(),
+    )  # fmt: skip
 
 
 @flow.command()
+@user_errors()
 def image(
     picture: Annotated[
         Path | None, typer.Option(help="A picture file; by default a shipped one.", dir_okay=False)
@@ -129,14 +130,14 @@ def image(
     """The pixels of a picture as particles, place and brightness, for three elasticities."""
     from bistoch.lab.flow import run_image
 
-    with one_sentence():
-        run_image(
-            picture=picture, side=side, eps=eps, steps=steps, contrast=contrast,
-            direction=direction.value, index=index, out=out, console=Console(),
-        )  # fmt: skip
+    run_image(
+        picture=picture, side=side, eps=eps, steps=steps, contrast=contrast,
+        direction=direction.value, index=index, out=out, console=Console(),
+    )  # fmt: skip
 
 
 @flow.command()
+@user_errors()
 def cluster(
     n: Count = 300,
     dim: Annotated[int, typer.Option(min=2, help="Dimensions of the tokens on the sphere.")] = 16,
@@ -149,7 +150,6 @@ def cluster(
     """Tokens under layers of attention: rank and clusters from softmax to Sinkhorn."""
     from bistoch.lab.flow import run_cluster
 
-    with one_sentence():
-        run_cluster(
-            n=n, dim=dim, eps=eps, depth=depth, skip=skip, seed=seed, out=out, console=Console()
-        )
+    run_cluster(
+        n=n, dim=dim, eps=eps, depth=depth, skip=skip, seed=seed, out=out, console=Console()
+    )

@@ -1,4 +1,4 @@
-"""The verb that looks inside a model: `bistoch inspect`."""
+"""The command that analyses a trained Transformer: `bistoch inspect`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,15 +6,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from bistoch.cli.mistakes import one_sentence
+from bistoch.cli.errors import user_errors
 
 
+@user_errors()
 def inspect(
     model: Annotated[
         str, typer.Argument(help="A folder with a model of transformers, or its name on the hub.")
     ],
     text: Annotated[
-        list[str] | None, typer.Option(help="A text to read; repeat for several.")
+        list[str] | None, typer.Option(help="An input text; repeat for several.")
     ] = None,
     file: Annotated[
         Path | None, typer.Option(help="A file with one text per line.", dir_okay=False)
@@ -31,30 +32,30 @@ def inspect(
     head: Annotated[
         list[str] | None,
         typer.Option(
-            help="Layer and head to draw, such as 3.5.", show_default="those with the fullest keys"
+            help="Layer and head to draw, such as 3.5.",
+            show_default="those with the largest key load",
         ),
     ] = None,
     each_head: Annotated[
-        bool, typer.Option(help="Also swap every head alone, which takes a run for each.")
+        bool, typer.Option(help="Also convert every head alone, one forward for each.")
     ] = True,
     out: Annotated[Path, typer.Option(help="Folder for the report.", file_okay=False)] = Path(
         "inspect-report"
     ),
 ) -> None:
-    """Look inside a trained Transformer: its heads, its sinks, and what balance would change."""
-    with one_sentence():
-        from bistoch.lab.inspect import run_inspect
+    """Report on a trained Transformer: its heads, its sinks, and what balance would change."""
+    from bistoch.lab.inspect import run_inspect
 
-        run_inspect(
-            model,
-            texts=[*(text or ()), *(_lines(file) if file else ())],
-            images=images or (),
-            lams=lam or (0.1, 0.25, 0.5, 0.75, 1.0),
-            heads=[_head(words) for words in head or ()],
-            each_head=each_head,
-            out=out,
-            console=Console(),
-        )
+    run_inspect(
+        model,
+        texts=[*(text or ()), *(_lines(file) if file else ())],
+        images=images or (),
+        lams=lam or (0.1, 0.25, 0.5, 0.75, 1.0),
+        heads=[_head(text) for text in head or ()],
+        each_head=each_head,
+        out=out,
+        console=Console(),
+    )
 
 
 def _lines(file: Path) -> list[str]:
@@ -64,12 +65,12 @@ def _lines(file: Path) -> list[str]:
         raise ValueError(f"inspect: cannot read {file} as text: {reason}") from None
     lines = [line for line in lines if line.strip()]
     if not lines:
-        raise ValueError(f"inspect: {file} has no line with a word in it")
+        raise ValueError(f"inspect: {file} has no line with text")
     return lines
 
 
-def _head(words: str) -> tuple[int, int]:
-    layer, _, head = words.partition(".")
+def _head(text: str) -> tuple[int, int]:
+    layer, _, head = text.partition(".")
     if not (layer.isdigit() and head.isdigit()):
-        raise ValueError(f"inspect: a head is written as layer.head, such as 3.5, not {words!r}")
+        raise ValueError(f"inspect: a head is written as layer.head, such as 3.5, not {text!r}")
     return int(layer), int(head)

@@ -1,4 +1,4 @@
-"""The verbs that show the operators: `bistoch list` and `bistoch show`."""
+"""The commands that show the operators: `bistoch list` and `bistoch show`."""
 
 import json
 from pathlib import Path
@@ -7,72 +7,81 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from bistoch.cli.mistakes import one_sentence
+from bistoch.cli.errors import user_errors
 
 if TYPE_CHECKING:
     from bistoch.functional import Operator
 
 SHOWN = (
-    "softmax",
-    "elastic(lam=0.25)",
-    "elastic(lam=0.5)",
-    "elastic(lam=0.75)",
-    "sinkhorn",
-    "hard",
-)
+    "softmax", "elastic(lam=0.25)", "elastic(lam=0.5)", "elastic(lam=0.75)", "sinkhorn", "hard",
+)  # fmt: skip
 COLUMNS = {
-    "free": "free", "elastic": "pulled", "streamed": "streamed", "limit": "in the limit",
-    "exact": "equal",
+    "free": "free", "elastic": "elastic", "streamed": "causal", "limit": "limit", "exact": "exact",
 }  # fmt: skip
-# marks an operator whose plan has negative weights
-SIGNED = "*"
-# the parts of the table, from above
 FAMILIES = {
-    "balanced": "first part; rows and columns are weighed against each other",
-    "structured": "second part; plans with a form of their own",
-    "row-wise": "third part; every row for itself",
+    "balanced": "first section: column sums are controlled by the scores of all rows",
+    "structured": "second section: plans of a special structure",
+    "row-wise": "third section: every row is computed alone",
 }
+LEGEND = {
+    "rows": "one: every row sums to one; free: rows may sum to less (* some weights are negative)",
+    "columns": "free; elastic: pulled towards equal sums, by lam; causal: pulled towards the sums "
+    "of uniform causal attention; limit: equal after many iterations; exact: always equal",
+    "gradient": "exact: of query and key; weight: of a learned matrix only; none",
+    "causal": "yes: no row depends on later rows, so it can serve a language model",
+    "order": "any: permuting the tokens permutes the result; fixed: positions matter",
+    "shape": "square: as many queries as keys; any",
+    "masks": "any: attention masks and padding; padding: only whole tokens; none",
+}
+# fields of an operator in the JSON, besides its options
+FIELDS = (
+    "name", "family", "rows_exact", "nonnegative", "columns", "differentiable", "causal",
+    "order_free", "square", "masks", "static", "matrix_free", "longest", "backends", "source",
+)  # fmt: skip
 
 
 def list_operators(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
-    """List the operators: what each promises, who computes it, and its options."""
+    """List the operators: their properties, options, sources and backends."""
     from bistoch.functional import OPERATORS
 
     if as_json:
-        rows = [_describe(operator) for operator in OPERATORS.values()]
+        rows = [
+            {name: getattr(row, name) for name in FIELDS} | {"options": row.options()}
+            for row in OPERATORS.values()
+        ]
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
 
     from rich import box
     from rich.table import Table
 
-    # names and promises fit a terminal of 80 columns; only options may need a second line
-    promises = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    heads = ("operator", "rows", "columns", "gradient", "causal", "order", "shape", "masks")
-    for head in heads:
-        promises.add_column(head, no_wrap=True)
+    # names and properties fit a terminal of 80 columns; only options may need a second line
+    properties = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("operator", *LEGEND):
+        properties.add_column(name, no_wrap=True)
     details = Table.grid(padding=(0, 2, 0, 0))
     for family in FAMILIES:
-        members = [row for row in OPERATORS.values() if row.family == family]
-        promises.add_section()
-        for operator in members:
-            promises.add_row(f"[bold]{operator.name}[/bold]", *_promises(operator))
+        properties.add_section()
+        for operator in (row for row in OPERATORS.values() if row.family == family):
+            properties.add_row(f"[bold]{operator.name}[/bold]", *_properties(operator))
             options = ", ".join(f"{name}={value!r}" for name, value in operator.options().items())
             details.add_row(f"[bold]{operator.name}[/bold]", f"({options})")
-            by = " or ".join(operator.backends)
-            by += ", without an n x m matrix" if operator.matrix_free else ""
-            details.add_row("", f"{operator.source}; computed by {by}")
+            backends = ", ".join(operator.backends)
+            memory = "; no n x m matrix" if operator.matrix_free else ""
+            details.add_row("", f"{operator.source}; backends: {backends}{memory}")
     console = Console(highlight=False)
-    console.print(promises)
-    for family, meaning in FAMILIES.items():
-        console.print(f"{family}: {meaning}")
-    console.print(f"{SIGNED} some weights are negative")
-    console.print("\nOptions with their defaults, source and backends:\n")
+    console.print(properties)
+    legend = Table.grid(padding=(0, 2, 0, 0))
+    for name, meaning in (FAMILIES | LEGEND).items():
+        legend.add_row(f"[bold]{name}[/bold]", meaning)
+    console.print(legend)
+    console.print("\nOptions with their defaults, sources and backends:\n")
     console.print(details)
 
 
+@user_errors()
 def show(
     operators: Annotated[
         list[str] | None,
@@ -85,14 +94,14 @@ def show(
     ] = None,
     size: Annotated[int, typer.Option(min=1, max=512, help="Number of tokens.")] = 10,
     sink: Annotated[
-        float, typer.Option(help="How much more every query likes one planted key; 0 plants none.")
+        float, typer.Option(help="Score that every query adds to one key; 0 for no sink.")
     ] = 3.0,
     eps: Annotated[
-        float | None, typer.Option(help="Temperature of operators whose text does not set it.")
+        float | None, typer.Option(help="Temperature of operators without eps in their text.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of the tokens.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Also write a picture: .png, .pdf or .svg.", dir_okay=False)
+        Path | None, typer.Option(help="Also write a figure: .png, .pdf or .svg.", dir_okay=False)
     ] = None,
 ) -> None:
     """Draw plans side by side with their row sums and column sums."""
@@ -101,16 +110,14 @@ def show(
     from bistoch.analysis import TerminalPlans, draw_plans, planted_tokens
 
     generator = torch.Generator().manual_seed(seed)
-    with one_sentence():
-        query, key = planted_tokens(size, sink=sink, generator=generator)
-        plans = {text: _plan(text, query, key, eps) for text in operators or SHOWN}
+    query, key = planted_tokens(size, sink=sink, generator=generator)
+    plans = {text: _plan(text, query, key, eps) for text in operators or SHOWN}
     console = Console()
-    planted = f"key {size // 3 + 1} planted as a sink (+{sink:g})" if sink else "no sink planted"
+    planted = f"key {size // 3 + 1} is a sink (+{sink:g})" if sink else "no sink"
     console.print(f"{size} queries and {size} keys, {planted}\n", style="dim", highlight=False)
     console.print(TerminalPlans(plans))
     if out is not None:
-        with one_sentence():
-            draw_plans(plans).savefig(out, dpi=150)
+        draw_plans(plans).savefig(out, dpi=150)
         console.print(f"\nwrote {out}", highlight=False, soft_wrap=True)
 
 
@@ -126,10 +133,10 @@ def _plan(text: str, query: Any, key: Any, eps: float | None) -> Any:
     return operator.plan(query, key, **options)
 
 
-def _promises(operator: "Operator") -> tuple[str, ...]:
-    """What an operator promises, in words short enough for one line."""
+def _properties(operator: "Operator") -> tuple[str, ...]:
+    """The properties of an operator, in the order of the legend."""
     return (
-        ("one" if operator.rows_exact else "free") + ("" if operator.nonnegative else SIGNED),
+        ("one" if operator.rows_exact else "free") + ("" if operator.nonnegative else "*"),
         COLUMNS[operator.columns],
         "none" if not operator.differentiable else "weight" if operator.static else "exact",
         "yes" if operator.causal else "no",
@@ -137,24 +144,3 @@ def _promises(operator: "Operator") -> tuple[str, ...]:
         "square" if operator.square else "any",
         operator.masks,
     )
-
-
-def _describe(operator: "Operator") -> dict[str, Any]:
-    return {
-        "name": operator.name,
-        "family": operator.family,
-        "rows_exact": operator.rows_exact,
-        "nonnegative": operator.nonnegative,
-        "columns": operator.columns,
-        "differentiable": operator.differentiable,
-        "causal": operator.causal,
-        "order_free": operator.order_free,
-        "square": operator.square,
-        "masks": operator.masks,
-        "static": operator.static,
-        "matrix_free": operator.matrix_free,
-        "longest": operator.longest,
-        "backends": list(operator.backends),
-        "options": operator.options(),
-        "source": operator.source,
-    }

@@ -1,13 +1,19 @@
-"""The options of a training recipe, shared by the verbs that train."""
+"""The options that `bistoch train` and `bistoch compare` share."""
 
+import inspect
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from bistoch.lab.train import Recipe
+
 
 class Optimizer(StrEnum):
-    """Who makes the steps."""
+    """The optimizer."""
 
     ADAMW = "adamw"
     ADAM = "adam"
@@ -15,7 +21,7 @@ class Optimizer(StrEnum):
 
 
 class Schedule(StrEnum):
-    """How the learning rate falls."""
+    """The learning rate schedule."""
 
     COSINE = "cosine"
     STEPS = "steps"
@@ -23,56 +29,12 @@ class Schedule(StrEnum):
 
 
 class Precision(StrEnum):
-    """What matrix products are computed in."""
+    """The precision of matrix products."""
 
     FP32 = "fp32"
     BF16 = "bf16"
 
 
-PANEL = "Recipe"
-Epochs = Annotated[int, typer.Option(help="Passes over the data.", rich_help_panel=PANEL)]
-Batch = Annotated[int, typer.Option(help="Samples of a step.", rich_help_panel=PANEL)]
-OptimizerName = Annotated[
-    Optimizer, typer.Option("--optimizer", help="Who makes the steps.", rich_help_panel=PANEL)
-]
-WeightDecay = Annotated[
-    float, typer.Option(help="Pull of matrices to zero.", rich_help_panel=PANEL)
-]
-ScheduleName = Annotated[
-    Schedule, typer.Option("--schedule", help="How the rate falls.", rich_help_panel=PANEL)
-]
-Warmup = Annotated[
-    float, typer.Option(help="Share of steps of rising rate.", rich_help_panel=PANEL)
-]
-Decay = Annotated[
-    list[int] | None,
-    typer.Option(
-        help="Epoch from which on the rate is a tenth; repeat. With --schedule steps.",
-        rich_help_panel=PANEL,
-    ),
-]
-Clip = Annotated[
-    float, typer.Option(help="Largest norm of the gradient; 0 for any.", rich_help_panel=PANEL)
-]
-Patience = Annotated[
-    int | None,
-    typer.Option(
-        help="Stop after so many epochs without a better held-out score, keep the best weights.",
-        rich_help_panel=PANEL,
-    ),
-]
-PrecisionName = Annotated[
-    Precision,
-    typer.Option("--precision", help="Of matrix products.", rich_help_panel=PANEL),
-]
-Length = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Words read of a text, characters of a window of running text, or points of a cloud.",
-        show_default="256, 128, all",
-    ),
-]
 Data = Annotated[str, typer.Option(help="A name of `bistoch data list`, or a path of yours.")]
 Model = Annotated[
     str | None,
@@ -80,7 +42,64 @@ Model = Annotated[
         help="Such as vit or 'vit(patch=(7,7), depth=2)'.", show_default="what fits the data"
     ),
 ]
+Length = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Words read of a text, characters of a window of a corpus, or points of a cloud.",
+        show_default="256, 128, all",
+    ),
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 for a certain GPU.")]
 TensorBoard = Annotated[
-    bool, typer.Option("--tensorboard/--no-tensorboard", help="Files for TensorBoard, too.")
+    bool, typer.Option("--tensorboard/--no-tensorboard", help="Also write files for TensorBoard.")
 ]
+PANEL = "Recipe"
+
+
+def _option(text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=PANEL)
+
+
+def _recipe(
+    *,
+    epochs: Annotated[int, _option("Passes over the training data.")] = 10,
+    batch_size: Annotated[int, _option("Samples per step.")] = 64,
+    optimizer: Annotated[Optimizer, _option("The optimizer.")] = Optimizer.ADAMW,
+    weight_decay: Annotated[float, _option("Weight decay of matrices.")] = 0.01,
+    schedule: Annotated[Schedule, _option("Learning rate schedule.")] = Schedule.COSINE,
+    warmup: Annotated[float, _option("Fraction of the steps with linear warmup.")] = 0.05,
+    milestone: Annotated[
+        list[int] | None,
+        _option("Epoch at which the learning rate is divided by ten; repeat. For steps."),
+    ] = None,
+    clip: Annotated[float, _option("Largest gradient norm; 0 does not clip.")] = 1.0,
+    patience: Annotated[
+        int | None,
+        _option("Early stopping: epochs without a better validation score; keeps the best."),
+    ] = None,
+    precision: Annotated[Precision, _option("bf16 for autocast.")] = Precision.FP32,
+) -> "Recipe":
+    from bistoch.lab.train import Recipe
+
+    return Recipe(
+        epochs=epochs, batch_size=batch_size, optimizer=optimizer.value, weight_decay=weight_decay,
+        schedule=schedule.value, warmup=warmup, milestones=tuple(milestone or ()),
+        clip=clip or None, patience=patience, precision=precision.value,
+    )  # fmt: skip
+
+
+def with_recipe(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameter `recipe` is made from options; the command adds the rate."""
+    options = inspect.signature(_recipe).parameters
+    own = {n: p for n, p in inspect.signature(command).parameters.items() if n != "recipe"}
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        recipe = _recipe(**{name: given.pop(name) for name in options})
+        command(recipe=recipe, **given)
+
+    parameters = {**own, **options}
+    run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+    return run

@@ -1,4 +1,4 @@
-"""The verb that asks published claims again: `bistoch reproduce`."""
+"""The command that repeats published experiments: `bistoch reproduce`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,15 +6,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from bistoch.cli.mistakes import one_sentence
+from bistoch.cli.errors import user_errors
 
 
+@user_errors()
 def reproduce(
     name: Annotated[
         str | None, typer.Argument(help="The study; without one, all are listed.")
     ] = None,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="A run of seconds that shows that all works.")
+        bool, typer.Option("--smoke", help="A run of seconds that only tests the code.")
     ] = False,
     seed: Annotated[
         list[int] | None,
@@ -32,9 +33,9 @@ def reproduce(
         "reproduce-results"
     ),
 ) -> None:
-    """Ask a published claim again: measure, compare, and write a report.
+    """Repeat a published experiment: measure, compare with the paper, and write a report.
 
-    A stopped run goes on where it was when the same words are given again.
+    The same command resumes an interrupted run.
     """
     from bistoch.lab.reproduce import STUDIES, Settings, study_of
 
@@ -44,11 +45,10 @@ def reproduce(
             console.print(f"[bold]{study.name}[/bold]  {study.question}")
             console.print(f"    {study.source}", style="dim")
         return
-    with one_sentence():
-        study = study_of(name)
-        seeds = tuple(seed) if seed else (0,) if smoke else study.seeds
-        if epochs is not None and study.epochs is None:
-            raise ValueError(f"reproduce: {name} does not train by epochs; leave --epochs out")
-        settings = Settings(out=out, seeds=seeds, smoke=smoke, epochs=epochs)
-        out.mkdir(parents=True, exist_ok=True)
-        study.run(settings, console)
+    study = study_of(name)
+    seeds = tuple(seed) if seed else (0,) if smoke else study.seeds
+    if epochs is not None and study.epochs is None:
+        raise ValueError(f"reproduce: {name} does not train by epochs; leave --epochs out")
+    settings = Settings(out=out, seeds=seeds, smoke=smoke, epochs=epochs)
+    out.mkdir(parents=True, exist_ok=True)
+    study.run(settings, console)

@@ -1,4 +1,4 @@
-"""Words or characters as whole numbers: a vocabulary made from the training texts."""
+"""Texts as token ids: a vocabulary of words or characters, made from the training texts."""
 
 import json
 import re
@@ -17,51 +17,47 @@ from bistoch.lab.data import DataError
 from bistoch.lab.files import write_whole
 from bistoch.models.ids import PADDING
 
-# what stands for every piece that the training texts do not have often enough
+Unit = Literal["word", "character"]
+# the id of every token that the training texts do not have often enough
 UNKNOWN = 1
 SPECIAL = ("<pad>", "<unk>")
 WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
-FORM = "bistoch vocabulary 1"
+FORMAT = "bistoch vocabulary 2"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The pieces a model knows, by number: 0 is padding, 1 unknown, then the most frequent first.
+    """The known tokens by id: 0 is padding, 1 unknown, then the most frequent first.
 
-    A "word" is a run of letters and digits in lower case, or a single sign; a "character" is taken
-    as it is.
+    A "word" is a run of letters and digits in lower case, or a single other character; a
+    "character" is taken as it is.
 
     Args:
-        unit: what a piece is.
-        pieces: all that are known, the two special ones first.
+        unit: what a token is.
+        tokens: all that are known, the two special ones first.
 
     >>> vocabulary = Vocabulary.from_texts(["It isn't good.", "Good, good!"], unit="word")
-    >>> vocabulary.pieces
+    >>> vocabulary.tokens
     ('<pad>', '<unk>', 'good', '!', ',', '.', "isn't", 'it')
     >>> vocabulary.encode(["Good film!", "good"])
     array([[2, 1, 3],
            [2, 0, 0]])
     """
 
-    unit: Literal["word", "character"]
-    pieces: tuple[str, ...]
+    unit: Unit
+    tokens: tuple[str, ...]
 
     @classmethod
     def from_texts(
-        cls,
-        texts: Iterable[str],
-        *,
-        unit: Literal["word", "character"] = "word",
-        size: int = 20000,
-        least: int = 1,
+        cls, texts: Iterable[str], *, unit: Unit = "word", size: int = 20000, min_count: int = 1
     ) -> "Vocabulary":
-        """The most frequent pieces of texts; equally frequent ones in the order of the alphabet.
+        """The most frequent tokens of texts; equally frequent ones in alphabetical order.
 
         Args:
             texts: the training texts, and no others.
             unit: "word" or "character".
-            size: how many pieces to keep at most, the special ones counted.
-            least: how often a piece must occur to be kept.
+            size: how many tokens to keep at most, the special ones included.
+            min_count: how often a token must occur to be kept.
         """
         _check_unit(unit)
         if size <= len(SPECIAL):
@@ -70,55 +66,53 @@ class Vocabulary:
                 f"but it is {size}"
             )
         counts = Counter(chain.from_iterable(split(text, unit) for text in texts))
-        often = [piece for piece, count in counts.items() if count >= least]
-        often.sort(key=lambda piece: (-counts[piece], piece))
-        return cls(unit, (*SPECIAL, *often[: size - len(SPECIAL)]))
+        frequent = [token for token, count in counts.items() if count >= min_count]
+        frequent.sort(key=lambda token: (-counts[token], token))
+        return cls(unit, (*SPECIAL, *frequent[: size - len(SPECIAL)]))
 
     def __len__(self) -> int:
-        return len(self.pieces)
+        return len(self.tokens)
 
     @cached_property
-    def numbers(self) -> dict[str, int]:
-        """The number of every piece; the special ones have none, since no text holds them."""
-        return {piece: n for n, piece in enumerate(self.pieces) if n >= len(SPECIAL)}
+    def ids(self) -> dict[str, int]:
+        """The id of every token except the special ones, since no text holds these."""
+        return {token: i for i, token in enumerate(self.tokens) if i >= len(SPECIAL)}
 
     def encode_one(self, text: str) -> Int[np.ndarray, "n"]:
-        """A text of any length as numbers, without padding: for running text.
+        """The token ids of a text of any length, without padding.
 
         >>> Vocabulary.from_texts(["abba"], unit="character").encode_one("cab")
         array([1, 2, 3])
         """
-        numbers = self.numbers
-        return np.array([numbers.get(p, UNKNOWN) for p in split(text, self.unit)], np.int64)
+        return np.array([self.ids.get(t, UNKNOWN) for t in split(text, self.unit)], np.int64)
 
     def encode(
         self, texts: Sequence[str], *, length: int | None = None
     ) -> Int[np.ndarray, "texts length"]:
-        """Texts as rows of numbers, filled up on the right with zeros.
+        """The token ids of texts, padded with zeros to the longest.
 
         Args:
             texts: what to encode.
-            length: cut longer texts to so many pieces; by default none is cut. Rows are as long as
-                the longest text that is left.
+            length: truncate longer texts to so many tokens; by default none is truncated.
         """
         rows = [self.encode_one(text)[:length] for text in texts]
-        filled = np.full((len(rows), max(map(len, rows), default=0)), PADDING, np.int64)
-        for place, row in zip(filled, rows, strict=True):
-            place[: len(row)] = row
-        return filled
+        padded = np.full((len(rows), max(map(len, rows), default=0)), PADDING, np.int64)
+        for target, row in zip(padded, rows, strict=True):
+            target[: len(row)] = row
+        return padded
 
-    def decode(self, tokens: Iterable[int]) -> str:
-        """The pieces behind the numbers, padding left out; words with a space between them.
+    def decode(self, ids: Iterable[int]) -> str:
+        """The tokens of ids without padding; words with a space between them.
 
         >>> Vocabulary.from_texts(["abba"], unit="character").decode([2, 3, 0])
         'ab'
         """
         between = " " if self.unit == "word" else ""
-        return between.join(self.pieces[token] for token in tokens if token != PADDING)
+        return between.join(self.tokens[i] for i in ids if i != PADDING)
 
     def save(self, path: Path) -> None:
         """Write a JSON file, in one step."""
-        content = {"form": FORM, "unit": self.unit, "pieces": self.pieces}
+        content = {"format": FORMAT, "unit": self.unit, "tokens": self.tokens}
         write_whole(path, json.dumps(content, ensure_ascii=False, indent=0).encode())
 
     @classmethod
@@ -130,23 +124,25 @@ class Vocabulary:
             raise DataError(f"{path}: there is no vocabulary here") from None
         except ValueError as broken:
             raise DataError(f"{path}: not a vocabulary, since it is not JSON ({broken})") from None
-        pieces = content.get("pieces") if isinstance(content, dict) else None
-        if not isinstance(pieces, list) or content.get("form") != FORM:
-            raise DataError(f"{path}: not a vocabulary; expected a JSON object of form {FORM!r}")
-        if strange := [piece for piece in pieces if not isinstance(piece, str)]:
-            raise DataError(f"{path}: every piece must be text, but one is {strange[0]!r}")
-        _check_unit(content.get("unit"))
-        if tuple(pieces[:2]) != SPECIAL or len(set(pieces)) < len(pieces):
+        tokens = content.get("tokens") if isinstance(content, dict) else None
+        if not isinstance(tokens, list) or content.get("format") != FORMAT:
             raise DataError(
-                f"{path}: the pieces must start with {', '.join(SPECIAL)} and differ from each "
-                f"other, but there are {len(set(pieces))} different ones among {len(pieces)}, the "
-                f"first {pieces[:2]}"
+                f"{path}: not a vocabulary; expected a JSON object of format {FORMAT!r}"
             )
-        return cls(content["unit"], tuple(pieces))
+        if not_text := [token for token in tokens if not isinstance(token, str)]:
+            raise DataError(f"{path}: every token must be text, but one is {not_text[0]!r}")
+        _check_unit(content.get("unit"))
+        if tuple(tokens[:2]) != SPECIAL or len(set(tokens)) < len(tokens):
+            raise DataError(
+                f"{path}: the tokens must start with {', '.join(SPECIAL)} and differ from each "
+                f"other, but there are {len(set(tokens))} different ones among {len(tokens)}, the "
+                f"first {tokens[:2]}"
+            )
+        return cls(content["unit"], tuple(tokens))
 
 
 def split(text: str, unit: str) -> list[str]:
-    """The pieces of a text.
+    """The tokens of a text.
 
     >>> split("It isn't 2 good...", "word")
     ['it', "isn't", '2', 'good', '.', '.', '.']

@@ -27,12 +27,12 @@ from bistoch.lab.compare.draw import draw_clouds, draw_curves
 from bistoch.lab.compare.plan import cell_folder
 from bistoch.lab.compare.run import print_scores, train_all
 from bistoch.lab.data import Series
-from bistoch.lab.train import DivergedError, Moment, Recipe, Setup, new_model, open_task
-from bistoch.lab.train.running import Forecast
+from bistoch.lab.train import DivergedError, Recipe, Setup, StepInfo, new_model, open_task
+from bistoch.lab.train.sequences import Forecast
 
 QUIET = Console(quiet=True)
 MODEL = "vit(patch=(3,5), depth=2, dim=8, heads=2)"
-RECIPE = Recipe(epochs=2, batch=8, rate=1e-2)
+RECIPE = Recipe(epochs=2, batch_size=8, lr=1e-2)
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
@@ -56,7 +56,7 @@ def pictures(tmp_path):
 def test_a_comparison_ends_with_reports(pictures, tmp_path):
     operators = ("softmax", "elastic(lam=0.5, learn='head')")
     result = run("compare", *operators, "--data", pictures, "--model", MODEL, "--seeds", 2,
-                 "--epochs", 2, "--batch", 8, "--rate", 0.01, "--out",
+                 "--epochs", 2, "--batch-size", 8, "--lr", 0.01, "--out",
                  tmp_path / "out")  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert f"report: {tmp_path / 'out' / 'report.html'}" in result.stdout
@@ -119,7 +119,7 @@ def test_a_device_is_passed_on_and_checked(pictures, tmp_path, monkeypatch):
         devices.append(ranks.device)
         raise DivergedError("seen")
 
-    monkeypatch.setattr(cells, "train_one", train)
+    monkeypatch.setattr(cells, "train_run", train)
     monkeypatch.setattr(cells, "time_steps", lambda *given: devices.append(given[-1]) or {})
     monkeypatch.setattr("bistoch.lab.compare.run.check_operator", lambda *_: None)
     comparison, task = Comparison(pictures, MODEL, ("softmax",), (0,), RECIPE), open_task(pictures)
@@ -150,7 +150,7 @@ def test_finished_cells_are_not_trained_again_and_missing_ones_are(pictures, tmp
     def fail(*args, **kwargs):
         raise RuntimeError("trained again")
 
-    monkeypatch.setattr(cells, "train_one", fail)
+    monkeypatch.setattr(cells, "train_run", fail)
     monkeypatch.setattr(cells, "time_steps", fail)
     assert all_of(comparison) == first
     assert cells.time_once(comparison, task, tmp_path) == times
@@ -158,7 +158,7 @@ def test_finished_cells_are_not_trained_again_and_missing_ones_are(pictures, tmp
     # one more seed, another recipe, other data: each is another run
     for other in (
         Comparison(pictures, MODEL, ("softmax", "sinkhorn"), (0, 1), RECIPE),
-        Comparison(pictures, MODEL, ("softmax",), (0,), Recipe(epochs=3, batch=8, rate=1e-2)),
+        Comparison(pictures, MODEL, ("softmax",), (0,), Recipe(epochs=3, batch_size=8, lr=1e-2)),
     ):
         with pytest.raises(RuntimeError, match="trained again"):
             all_of(other)
@@ -194,18 +194,18 @@ def test_rates_are_chosen_by_held_out_samples_only(pictures, tmp_path):
     task = open_task(pictures, hold_out=comparison.chooses)
     assert task.count("valid") == 3
     done = list(cells.run_all(comparison, task, tmp_path, tensorboard=False, watch=None))
-    assert [(c.setup.seed, c.setup.recipe.rate) for c in done[:2]] == [(0, 1e-6), (0, 1e-2)]
-    best = max(done[:2], key=lambda cell: cell.result["chosen"]["accuracy"]).setup.recipe.rate
-    assert [(c.setup.seed, c.setup.recipe.rate) for c in done[2:]] == [(0, best), (1, best)]
+    assert [(c.setup.seed, c.setup.recipe.lr) for c in done[:2]] == [(0, 1e-6), (0, 1e-2)]
+    best = max(done[:2], key=lambda cell: cell.result["chosen"]["accuracy"]).setup.recipe.lr
+    assert [(c.setup.seed, c.setup.recipe.lr) for c in done[2:]] == [(0, best), (1, best)]
     # the chosen run of the first seed is read, not trained again
     assert len(list(tmp_path.rglob("result.json"))) == 3
     (row,) = summary.rows_of(comparison, done)
-    assert [cell.setup.recipe.rate for cell in row.cells] == [best, best]
+    assert [cell.setup.recipe.lr for cell in row.cells] == [best, best]
     assert done[0].result["watched"] == "valid"
 
 
 def test_a_run_that_diverges_is_told_and_the_others_go_on(pictures, tmp_path):
-    recipe = Recipe(epochs=1, batch=8, rate=1e30, optimizer="sgd", clip=None, warmup=0.0)
+    recipe = Recipe(epochs=1, batch_size=8, lr=1e30, optimizer="sgd", clip=None, warmup=0.0)
     comparison = Comparison(pictures, MODEL, ("softmax",), (0,), recipe)
     page = run_compare(comparison, tmp_path / "out", QUIET, command="").read_text(encoding="utf-8")
     assert "none (1 diverged)" in page
@@ -245,7 +245,7 @@ def test_the_board_shows_every_operator_and_where_it_is(pictures, tmp_path):
     with live.board(comparison, task, console) as board:
         for cell in cells.run_all(comparison, task, tmp_path, tensorboard=False, watch=None):
             board.finish(cell)
-        board.step(comparison.setup("sinkhorn", 0), Moment(3, 8, 1, 0.5, []))
+        board.step(comparison.setup("sinkhorn", 0), StepInfo(3, 8, 1, 0.5, []))
         console.print(board.render())
     text = console.export_text()
     assert "2 of 2 runs" in text

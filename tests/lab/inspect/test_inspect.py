@@ -11,7 +11,7 @@ from bistoch.cli import app
 from bistoch.lab.inspect import embed, load_subject, swap_heads
 from bistoch.lab.inspect.measure import measure
 from bistoch.lab.inspect.swap import swap_all
-from bistoch.lab.train import Recipe, Setup, open_task, train_one
+from bistoch.lab.train import Recipe, Setup, open_task, train_run
 
 TEXTS = ["the cat sits on the mat", "a big old dog runs under the red tree", "blue sky"]
 
@@ -163,8 +163,8 @@ def test_a_mistake_is_one_sentence(models, tmp_path, kind, words, sentence):
 
 def test_a_run_of_train_is_named_as_that(tmp_path):
     setup = Setup("shapes", "set_transformer(depth=1, dim=8, heads=2, inducing=3)",
-                  recipe=Recipe(epochs=1, batch=500))  # fmt: skip
-    train_one(setup, open_task("shapes"), tmp_path / "run")
+                  recipe=Recipe(epochs=1, batch_size=500))  # fmt: skip
+    train_run(setup, open_task("shapes"), tmp_path / "run")
     result = run(tmp_path / "run", "--text", "cat", "--out", tmp_path / "report")
     assert result.exit_code == 2
     assert f"{tmp_path / 'run'} is a run of `bistoch train`, and inspect reads" in result.stderr

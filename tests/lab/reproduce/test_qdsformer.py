@@ -21,7 +21,7 @@ def test_the_eight_token_study(tmp_path, monkeypatch):
     assert names == ["softmax", "sinkhorn", "orthogonal", "orthogonal", "elastic", "elastic"]
     assert sum("learn='head'" in operator for operator in full.operators) == 1
     # the smoke run as it is, on fewer pictures
-    small = Recipe(epochs=1, batch=2000, schedule="constant", warmup=0.0)
+    small = Recipe(epochs=1, batch_size=2000, schedule="constant", warmup=0.0)
     monkeypatch.setattr(qdsformer, "SMOKE", small)
 
     def open_part(data):
@@ -61,7 +61,7 @@ def test_the_study_compares_with_what_is_published(row):
 def test_a_shorter_study_falls_at_the_same_shares(epochs):
     recipe = qdsformer.recipe_of(epochs)
     assert recipe.epochs == epochs
-    assert all(1 < decay <= epochs for decay in recipe.decays)
+    assert all(1 < decay <= epochs for decay in recipe.milestones)
     if epochs >= 5:
-        shares = [decay / epochs for decay in recipe.decays]
+        shares = [decay / epochs for decay in recipe.milestones]
         assert shares == pytest.approx([31 / 50, 45 / 50], abs=0.5 / epochs + 1e-9)

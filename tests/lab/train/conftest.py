@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bistoch.lab.data import Dataset
-from bistoch.lab.train import Classify
+from bistoch.lab.train import Classification
 
 
 def make_task(hold_out=False, train=37, noise=0.3):
@@ -20,7 +20,7 @@ def make_task(hold_out=False, train=37, noise=0.3):
     x[:] = noise * generator.normal(size=x.shape)
     x[np.arange(len(y)), :, y] += 1
     data = Dataset("tiny", "points", x[:train], y[:train], x[train:], y[train:], ("a", "b", "c"))
-    return Classify(data, hold_out=hold_out)
+    return Classification(data, hold_out=hold_out)
 
 
 class Noisy(nn.Module):

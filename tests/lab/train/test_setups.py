@@ -22,13 +22,13 @@ from bistoch.lab.train import (
     new_model,
     open_task,
     restore_run,
-    train_one,
+    train_run,
 )
-from bistoch.lab.train.again import evaluate_again
-from bistoch.lab.train.running import Forecast, NextCharacter
+from bistoch.lab.train.run import evaluate_run
+from bistoch.lab.train.sequences import Forecast, NextCharacter
 
 VIT = "vit(patch=(3,5), depth=1, dim=8, heads=2)"
-SHORT = ("--epochs", "1", "--batch", "8", "--no-tensorboard")
+SHORT = ("--epochs", "1", "--batch-size", "8", "--no-tensorboard")
 
 
 def run(*words):
@@ -57,11 +57,11 @@ def sentences(tmp_path):
 def test_train_eval_and_predict_pictures(pictures, tmp_path):
     out = tmp_path / "run"
     words = ("train", "--data", pictures, "--model", VIT, "--operator", "elastic(lam=0.5)",
-             "--epochs", 20, "--batch", 8, "--rate", 0.01, "--no-tensorboard", "--out",
+             "--epochs", 20, "--batch-size", 8, "--lr", 0.01, "--no-tensorboard", "--out",
              out)  # fmt: skip
     result = run(*words)
     assert result.exit_code == 0, result.stderr
-    assert "all epochs are done" in result.stdout
+    assert "all epochs done" in result.stdout
     config = json.loads((out / "config.json").read_text())
     assert config["setup"]["operator"] == "elastic(lam=0.5)"
     assert config["facts"]["classes"] == ["dark", "bright"]
@@ -89,8 +89,8 @@ def test_train_eval_and_predict_pictures(pictures, tmp_path):
     (tmp_path / "none").mkdir()
     (tmp_path / "words.csv").write_text("text")
     for path, sentence in (
-        (tmp_path / "large.png", "must be a uint8 picture of 6 x 5 (height x width)"),
-        (tmp_path / "none", "were looked for in"),
+        (tmp_path / "large.png", "must be a uint8 image of 6 x 5 (height x width)"),
+        (tmp_path / "none", "there is no image ("),
         (tmp_path / "nowhere.png", "does not exist"),
         (tmp_path / "words.csv", "words.csv is cut or damaged, or not a picture (its kind is"),
     ):
@@ -110,7 +110,7 @@ def test_train_eval_and_predict_pictures(pictures, tmp_path):
 def test_train_eval_and_predict_texts(sentences, tmp_path):
     out = tmp_path / "run"
     result = run("train", "--data", sentences, "--model", "text(depth=1, dim=16, heads=2)",
-                 "--operator", "sinkhorn", "--epochs", 12, "--batch", 8, "--rate", 0.01,
+                 "--operator", "sinkhorn", "--epochs", 12, "--batch-size", 8, "--lr", 0.01,
                  "--no-tensorboard", "--out", out)  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert json.loads(run("eval", out, "--json").stdout)["accuracy"] == 1.0
@@ -128,13 +128,13 @@ def test_train_eval_and_predict_texts(sentences, tmp_path):
     # other data of the same classes, read with the words the model knows
     other = tmp_path / "other.csv"
     other.write_text("text,label\n" + "\n".join(f"zz good {i},1\nzz bad {i},0" for i in range(9)))
-    assert evaluate_again(out, str(other))["accuracy"] == 1.0
+    assert evaluate_run(out, str(other))["accuracy"] == 1.0
 
 
 def test_points_are_labelled(tmp_path):
     result = run("train", "--data", "shapes", "--model",
-                 "set_transformer(depth=1, dim=8, heads=2, inducing=3)", *SHORT[:2], "--batch", 500,
-                 "--no-tensorboard", "--out", tmp_path / "run")  # fmt: skip
+                 "set_transformer(depth=1, dim=8, heads=2, inducing=3)", *SHORT[:2],
+                 "--batch-size", 500, "--no-tensorboard", "--out", tmp_path / "run")  # fmt: skip
     assert result.exit_code == 0, result.stderr
     np.savez(tmp_path / "clouds.npz", x=np.random.default_rng(0).normal(size=(3, 11, 3)))
     result = run("predict", tmp_path / "run", tmp_path / "clouds.npz")
@@ -160,7 +160,7 @@ def test_a_part_of_every_cloud_is_read(tmp_path):
     # a trained model reads as much of what it is shown later
     out = tmp_path / "run"
     words = ("train", "--data", "shapes", "--model", "set_transformer(dim=8, depth=1, heads=2)",
-             "--epochs", 1, "--batch", 250, "--no-tensorboard", "--out", out)  # fmt: skip
+             "--epochs", 1, "--batch-size", 250, "--no-tensorboard", "--out", out)  # fmt: skip
     assert run(*words, "--length", 11).exit_code == 0
     refused = run(*words, "--length", 13)
     assert refused.exit_code == 2
@@ -177,12 +177,12 @@ def test_a_part_of_every_cloud_is_read(tmp_path):
     with torch.no_grad():
         right = (restored.model(*part.batch("test", torch.arange(500)).inputs).argmax(-1)
                  == torch.from_numpy(part.labels["test"])).float().mean()  # fmt: skip
-    assert evaluate_again(out)["accuracy"] == pytest.approx(right.item(), abs=1e-6)
+    assert evaluate_run(out)["accuracy"] == pytest.approx(right.item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("data", ["fashion-mnist-small", "recall"])
 def test_a_length_of_what_has_none_is_refused(data):
-    with pytest.raises(ValueError, match=f"a length belongs to text, .* but {data} is"):
+    with pytest.raises(ValueError, match=f"length belongs to text, .* but {data} is"):
         open_task(data, length=3)
 
 
@@ -190,9 +190,9 @@ def test_a_language_model_writes_on(pictures, tmp_path):
     text = "the cat sat on the mat. " * 40
     for kind, corpus in (("signs", text), ("bytes", text.replace("c", "é").encode())):
         task = NextCharacter(Corpus("cat", "corpus", corpus, corpus[:200], corpus[:200]), length=24)
-        recipe = Recipe(epochs=6, batch=4, rate=2e-2)
+        recipe = Recipe(epochs=6, batch_size=4, lr=2e-2)
         setup = Setup("cat", "lm(depth=1, dim=16, heads=2)", "causal_elastic", recipe)
-        train_one(setup, task, tmp_path / kind)
+        train_run(setup, task, tmp_path / kind)
     folder = tmp_path / "signs"
     result = run("generate", folder, "--prompt", "the cat s", "--count", 15, "--temperature", 0)
     assert result.exit_code == 0
@@ -217,8 +217,8 @@ def test_a_language_model_writes_on(pictures, tmp_path):
     run("train", "--data", pictures, "--model", VIT, *SHORT, "--out", tmp_path / "seeing")
     refused = run("generate", tmp_path / "seeing")
     assert refused.exit_code == 2
-    assert "a model of running text is needed, but" in refused.stderr
-    assert "holds one of images" in refused.stderr
+    assert "a language model is needed, but" in refused.stderr
+    assert "holds a model of images" in refused.stderr
     assert "not the folder of a training run" in run("generate", tmp_path).stderr
 
 
@@ -226,17 +226,17 @@ def test_a_language_model_and_a_forecaster_learn(tmp_path):
     text = "the cat sat on the mat. " * 60
     task = NextCharacter(Corpus("cat", "corpus", text, text[:200], text[:200]), length=16)
     setup = Setup(
-        "cat", "lm(depth=1, dim=16, heads=2)", "softmax", Recipe(epochs=3, batch=4, rate=1e-2)
+        "cat", "lm(depth=1, dim=16, heads=2)", "softmax", Recipe(epochs=3, batch_size=4, lr=1e-2)
     )
-    _, fitted = train_one(setup, task, tmp_path / "lm")
+    _, fitted = train_run(setup, task, tmp_path / "lm")
     assert fitted.curve[-1]["bits"] < 0.8 * fitted.curve[0]["bits"]
     time_ = np.arange(300)
     values = np.stack([np.sin(time_ / 5), np.cos(time_ / 7)], 1)
     series = Series("waves", "series", values, time_, ("a", "b"), "a", (200, 250, 300))
     task = Forecast(series, lookback=16, horizon=4)
     model = "forecast(lookback=16, horizon=4, dim=16, heads=2, extend=4, depth=1)"
-    setup = Setup("waves", model, "sinkhorn", Recipe(epochs=6, batch=16, rate=1e-2))
-    trained, fitted = train_one(setup, task, tmp_path / "forecast")
+    setup = Setup("waves", model, "sinkhorn", Recipe(epochs=6, batch_size=16, lr=1e-2))
+    trained, fitted = train_run(setup, task, tmp_path / "forecast")
     assert fitted.curve[-1]["mse"] < 0.5
     again = restore_run(tmp_path / "forecast")
     seen = task.batch("test", torch.arange(3)).inputs[0]
@@ -265,8 +265,8 @@ def test_operators_of_one_seed_start_from_the_same_weights():
         (("--model", "vitt"), "unknown model 'vitt'; known are vit,"),
         (("--model", "set_transformer"), "takes points, but fashion-mnist-small is images"),
         (("--operator", "softmaxx"), "softmaxx"),
-        (("--rate", "0"), "rate must be above 0"),
-        (("--schedule", "steps"), "decays belong to schedule='steps'"),
+        (("--lr", "0"), "lr must be above 0"),
+        (("--schedule", "steps"), "milestones belong to schedule='steps'"),
         (("--device", "cuda"), "sees no cuda device"),
         (("--device", "mps"), "device must be cpu, cuda or cuda:0, but it is 'mps'"),
         (("--model", "vit(classes=3)"), "the data decide classes, 10 for fashion-mnist-small, but"),
@@ -286,7 +286,7 @@ def test_a_folder_that_is_no_run_is_one_sentence(tmp_path):
     for verb in (("eval", tmp_path), ("predict", tmp_path / "nowhere", "x.npy")):
         result = run(*verb)
         assert result.exit_code == 2
-        assert "config.json was looked for in it" in result.stderr
+        assert "it has no config.json" in result.stderr
     (tmp_path / "config.json").write_text("{ half")
     with pytest.raises(CheckpointError, match="is damaged"):
         restore_run(tmp_path)
@@ -327,7 +327,7 @@ def test_a_process_killed_anywhere_goes_on_bit_by_bit(tmp_path):
     """Real processes, kill -9 at moments of no one's choosing, until the run is through."""
     words = [
         sys.executable, "-m", "bistoch", "train", "--model",
-        "vit(patch=(7,7), depth=1, dim=16, heads=2, dropout=0.1)", "--epochs", "6", "--batch",
+        "vit(patch=(7,7), depth=1, dim=16, heads=2, dropout=0.1)", "--epochs", "6", "--batch-size",
         "16", "--no-tensorboard", "--operator", "elastic(lam=0.5)", "--patience", "5",
     ]  # fmt: skip
     code = (

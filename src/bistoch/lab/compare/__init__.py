@@ -1,5 +1,5 @@
 """Operators on equal terms: the same model, data and protocol, several seeds, one report."""
 
-from bistoch.lab.compare.plan import USUAL as USUAL
+from bistoch.lab.compare.plan import DEFAULT_OPERATORS as DEFAULT_OPERATORS
 from bistoch.lab.compare.plan import Comparison as Comparison
 from bistoch.lab.compare.run import run_compare as run_compare

@@ -12,8 +12,8 @@ from bistoch.lab.compare.look import measure
 from bistoch.lab.compare.plan import Comparison, cell_folder
 from bistoch.lab.compare.timing import time_steps
 from bistoch.lab.files import digest, write_whole
-from bistoch.lab.train import DivergedError, Moment, Ranks, Setup, Task, evaluate, train_one
-from bistoch.lab.train.task import watched_split
+from bistoch.lab.train import DivergedError, Ranks, Setup, StepInfo, Task, evaluate, train_run
+from bistoch.lab.train.task import validation_split
 
 RESULT = "result.json"
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ class Cell(NamedTuple):
         return str(self.result.get("diverged", ""))
 
 
-Watch = Callable[[Setup, Moment], None]
+Watch = Callable[[Setup, StepInfo], None]
 
 
 def run_cell(
@@ -51,15 +51,15 @@ def run_cell(
         return Cell(setup, folder, json.loads(path.read_text(encoding="utf-8")))
     told = None if watch is None else lambda moment: watch(setup, moment)
     try:
-        model, fitted = train_one(
-            setup, task, folder, ranks=Ranks(0, 1, device), tensorboard=tensorboard, watch=told
+        model, fitted = train_run(
+            setup, task, folder, ranks=Ranks(0, 1, device), tensorboard=tensorboard, on_step=told
         )
     except DivergedError as mistake:
         result: dict[str, Any] = {"diverged": str(mistake)}
     else:
         result = {
             "test": evaluate(model, task, "test", setup.recipe.precision),
-            "watched": watched_split(task),
+            "watched": validation_split(task),
             "chosen": fitted.curve[fitted.epoch - 1],
             "curve": fitted.curve,
             "epoch": fitted.epoch,
@@ -100,10 +100,10 @@ def run_all(
 def _best_rate(tried: list[Cell], task: Task) -> float:
     whole = [cell for cell in tried if not cell.diverged]
     if not whole:
-        return tried[0].setup.recipe.rate
+        return tried[0].setup.recipe.lr
     sign = 1 if task.larger_is_better else -1
     best = max(whole, key=lambda cell: sign * cell.result["chosen"][task.score_name])
-    return best.setup.recipe.rate
+    return best.setup.recipe.lr
 
 
 def time_once(

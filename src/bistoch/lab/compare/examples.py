@@ -10,8 +10,7 @@ from bistoch.analysis import metrics
 from bistoch.lab.compare.draw import NAMED, draw_clouds, draw_pictures, draw_plans_by_layer
 from bistoch.lab.compare.look import Seen, see
 from bistoch.lab.compare.summary import Row
-from bistoch.lab.train import Classify, Task, restore_run
-from bistoch.lab.train.sentences import Sentences
+from bistoch.lab.train import Classification, Task, restore_run
 from bistoch.models import ViT
 
 PICTURES = 6
@@ -36,7 +35,7 @@ def example_figures(task: Task, rows: Sequence[Row]) -> Iterator[tuple[str, Any,
     )  # fmt: skip
     first = next(iter(models.values()))
     place = _points_layer(next(iter(seen.values()))[0]) if task.kind == "points" else None
-    if place is not None and isinstance(task, Classify):
+    if place is not None and isinstance(task, Classification):
         heights = {
             name: [metrics.column_load(one.plans[0][place]).mean(0).numpy() for one in found]
             for name, found in seen.items()
@@ -51,7 +50,7 @@ def example_figures(task: Task, rows: Sequence[Row]) -> Iterator[tuple[str, Any,
             f"What the points of clouds receive in the layer {layer}, over their share: red is "
             "more, blue is less, grey is even.",
         )  # fmt: skip
-    if isinstance(first, ViT) and isinstance(task, Classify):
+    if isinstance(first, ViT) and isinstance(task, Classification):
         maps = {name: [_patch_loads(one, first) for one in found] for name, found in seen.items()}
         pictures = [task.samples["test"][row] for row in shown]
         titles = [_title(task, row) for row in shown]
@@ -67,7 +66,7 @@ def _spread(task: Task) -> list[int]:
     labels = getattr(task, "labels", {}).get("test")
     if labels is None:
         return [0]
-    if isinstance(task, Sentences):
+    if isinstance(task, Classification) and task.kind == "text":
         # a text whose words can be read beside its plans, if there is one
         short = (row for row, text in enumerate(task.encoded["test"]) if 3 < len(text) <= NAMED)
         return [next(short, 0)]
@@ -84,10 +83,10 @@ def _title(task: Task, row: int) -> str:
 
 
 def _words(task: Task, row: int) -> list[str]:
-    if not isinstance(task, Sentences):
+    if not isinstance(task, Classification) or task.kind != "text":
         return []
     numbers = task.encoded["test"][row].tolist()
-    return [task.facts["pieces"][number][:LETTERS] for number in numbers]
+    return [task.facts["tokens"][number][:LETTERS] for number in numbers]
 
 
 def _points_layer(seen: Seen) -> int | None:

@@ -15,7 +15,7 @@ from rich.text import Text
 from bistoch.lab.compare.cells import Cell
 from bistoch.lab.compare.plan import Comparison
 from bistoch.lab.compare.summary import rows_of, score_text
-from bistoch.lab.train import Moment, Setup, Task
+from bistoch.lab.train import Setup, StepInfo, Task
 
 
 class Board:
@@ -30,13 +30,13 @@ class Board:
     def __init__(self, comparison: Comparison, task: Task, console: Console):
         self.comparison, self.task, self.console = comparison, task, console
         self.cells: list[Cell] = []
-        self.now: tuple[Setup, Moment] | None = None
+        self.now: tuple[Setup, StepInfo] | None = None
         self.began, self.live = time.monotonic(), None  # type: float, Live | None
         tried = len(comparison.rates) * len(comparison.operators)
         again = len(comparison.operators) if comparison.rates else 0
         self.total = tried - again + len(comparison.seeds) * len(comparison.operators)
 
-    def step(self, setup: Setup, moment: Moment) -> None:
+    def step(self, setup: Setup, moment: StepInfo) -> None:
         """A run made a step."""
         self.now = setup, moment
         self.show()
@@ -54,7 +54,7 @@ class Board:
                 f"test {name} {score_text([cell.result['test'][name]], self.task)}{percent}"
             )
             self.console.print(
-                f"{setup.operator}, seed {setup.seed}, rate {setup.recipe.rate:g}: {said}",
+                f"{setup.operator}, seed {setup.seed}, rate {setup.recipe.lr:g}: {said}",
                 highlight=False, markup=False,
             )  # fmt: skip
         self.show()

@@ -12,7 +12,7 @@ from bistoch.lab.data import DATASETS
 from bistoch.lab.files import digest
 from bistoch.lab.train import Recipe, Setup, Task
 
-USUAL = ("softmax", "sinkhorn", "elastic(lam=0.5, learn='head')")
+DEFAULT_OPERATORS = ("softmax", "sinkhorn", "elastic(lam=0.5, learn='head')")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Comparison:
 
     data: str
     model: str
-    operators: tuple[str, ...] = USUAL
+    operators: tuple[str, ...] = DEFAULT_OPERATORS
     seeds: tuple[int, ...] = (0, 1, 2)
     recipe: Recipe = Recipe()  # noqa: RUF009 (it is frozen)
     rates: tuple[float, ...] = ()
@@ -68,7 +68,7 @@ class Comparison:
 
     def setup(self, operator: str, seed: int, rate: float | None = None) -> Setup:
         """The run of an operator with a seed."""
-        recipe = self.recipe if rate is None else replace(self.recipe, rate=rate)
+        recipe = self.recipe if rate is None else replace(self.recipe, lr=rate)
         return Setup(self.data, self.model, operator, recipe, seed)
 
 

@@ -45,5 +45,5 @@ def record_of(found: Found) -> dict[str, Any]:
 
 def _run(cell: Cell) -> dict[str, Any]:
     facts = {"operator": cell.setup.operator, "seed": cell.setup.seed}
-    facts["rate"] = cell.setup.recipe.rate
+    facts["rate"] = cell.setup.recipe.lr
     return facts | {name: cell.result[name] for name in KEPT if name in cell.result}

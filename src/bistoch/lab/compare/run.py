@@ -20,7 +20,7 @@ from bistoch.lab.compare.summary import rows_of, score_table
 from bistoch.lab.compare.verdict import verdict
 from bistoch.lab.train import Task, new_model, open_task
 from bistoch.lab.train.checkpoint import import_safetensors
-from bistoch.lab.train.log import MISSING, has_tensorboard
+from bistoch.lab.train.log import NO_TENSORBOARD, has_tensorboard
 from bistoch.models import operators
 
 # columns of the table of scores that a terminal has no room for
@@ -76,7 +76,7 @@ def train_all(
     for operator in comparison.operators:
         check_operator(comparison, operator, task, device)
     if tensorboard and not has_tensorboard():
-        console.print(MISSING, style="dim", highlight=False, markup=False)
+        console.print(NO_TENSORBOARD, style="dim", highlight=False, markup=False)
         tensorboard = False
     cells: list[Cell] = []
     try:

@@ -141,7 +141,7 @@ def score_table(
             "parameters": f"{row.cells[0].result['parameters']:,}" if row.cells else "",
         }
         if rates:
-            line["learning rate"] = f"{cells[0].setup.recipe.rate:g}" if cells else ""
+            line["learning rate"] = f"{cells[0].setup.recipe.lr:g}" if cells else ""
         lines.append(line)
     return tuple(lines[0]), [tuple(line.values()) for line in lines]
 

@@ -21,7 +21,7 @@ def time_steps(comparison: Comparison, task: Task, device: torch.device) -> dict
     cores that other programs used meanwhile; None where the system does not tell.
     """
     names = dict.fromkeys(("softmax", *comparison.operators))
-    rows = torch.arange(min(comparison.recipe.batch, task.count("train")))
+    rows = torch.arange(min(comparison.recipe.batch_size, task.count("train")))
     batch = task.batch("train", rows).to(device)
     models = {}
     for name in names:

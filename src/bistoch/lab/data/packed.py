@@ -172,3 +172,23 @@ def read_arrays(path: Path) -> Mapping[str, np.ndarray]:
                 f"{path} is not a whole .npz file of plain arrays ({broken}); write it again with "
                 "numpy.savez_compressed"
             ) from broken
+
+
+def read_array(path: Path) -> np.ndarray:
+    """The array of an .npy file, or the only one of an .npz file, or the one called x or x_test."""
+    if path.suffix.lower() == ".npy":
+        with cut_or_broken(path), path.open("rb") as stream:
+            check_unpacked(path, path.stat().st_size)
+            try:
+                array: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)
+            except ValueError as broken:
+                raise DataError(f"{path} is not a whole .npy file ({broken})") from None
+        return array
+    arrays = read_arrays(path)
+    name = next((key for key in ("x", "x_test") if key in arrays), None)
+    if name is None and len(arrays) != 1:
+        raise DataError(
+            f"{path} must hold one array, or one that is called x, but it holds "
+            f"{', '.join(arrays) or 'none'}"
+        )
+    return arrays[name or next(iter(arrays))]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bistoch.lab.inspect import pictures_in
-from bistoch.lab.train.setup import is_run
+from bistoch.lab.train.run import is_run
 
 # what a file of pictures may be called
 IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff"}

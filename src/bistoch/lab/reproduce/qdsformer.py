@@ -48,11 +48,11 @@ CIRCUIT = Published("circuit", 90.0, 0.2)
 # Adam without decay, a tenth of the rate from epochs 31 and 45 on; how many epochs there were in
 # all is not said in the paper, and fifty are five more than its last decay
 RECIPE = Recipe(
-    epochs=50, batch=100, rate=5e-4, optimizer="adam", weight_decay=0.0, schedule="steps",
-    warmup=0.0, decays=(31, 45), clip=None,
+    epochs=50, batch_size=100, lr=5e-4, optimizer="adam", weight_decay=0.0, schedule="steps",
+    warmup=0.0, milestones=(31, 45), clip=None,
 )  # fmt: skip
 SMOKE = Recipe(
-    epochs=1, batch=100, rate=5e-4, optimizer="adam", weight_decay=0.0, schedule="constant",
+    epochs=1, batch_size=100, lr=5e-4, optimizer="adam", weight_decay=0.0, schedule="constant",
     warmup=0.0, clip=None,
 )  # fmt: skip
 
@@ -73,10 +73,10 @@ def recipe_of(epochs: int | None) -> Recipe:
     if epochs is None:
         return RECIPE
     # no fall before the second epoch, and no two at once
-    falls = sorted({round(epochs * decay / RECIPE.epochs) for decay in RECIPE.decays} - {0, 1})
+    falls = sorted({round(epochs * decay / RECIPE.epochs) for decay in RECIPE.milestones} - {0, 1})
     if not falls:
-        return replace(RECIPE, epochs=epochs, schedule="constant", decays=())
-    return replace(RECIPE, epochs=epochs, decays=tuple(falls))
+        return replace(RECIPE, epochs=epochs, schedule="constant", milestones=())
+    return replace(RECIPE, epochs=epochs, milestones=tuple(falls))
 
 
 def run_qdsformer(settings: Settings, console: Console) -> Path:
@@ -155,7 +155,7 @@ def _falls(recipe: Recipe) -> str:
     >>> _falls(recipe_of(2)), _falls(recipe_of(1))
     ('a tenth of the rate from epoch 2 on', 'the same rate throughout')
     """
-    if not recipe.decays:
+    if not recipe.milestones:
         return "the same rate throughout"
-    epochs = "epoch" if len(recipe.decays) == 1 else "epochs"
-    return f"a tenth of the rate from {epochs} {' and '.join(map(str, recipe.decays))} on"
+    epochs = "epoch" if len(recipe.milestones) == 1 else "epochs"
+    return f"a tenth of the rate from {epochs} {' and '.join(map(str, recipe.milestones))} on"

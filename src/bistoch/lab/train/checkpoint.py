@@ -1,7 +1,7 @@
 """Checkpoints: one safetensors file with all tensors of a run, and its state as JSON inside.
 
-One file, because a file can be put in place in one step: what a killed run leaves is the checkpoint
-before or the one after, never a mixture. A checksum over everything tells a damaged file.
+One file, because a file can be replaced in one step: a killed run leaves the checkpoint before or
+the one after, never a mixture. A checksum over everything shows a damaged file.
 """
 
 import hashlib
@@ -26,11 +26,12 @@ class CheckpointError(ValueError):
 
 @dataclass
 class State:
-    """Where a run stands, besides its tensors.
+    """The state of a run besides its tensors.
 
     `total` and `count` are the sum of the losses and the samples of the epoch so far. `curve` has
-    one row per finished epoch. `best` is the best held-out score so far and `best_epoch` its epoch,
-    counted from one. `finished` is "" while the run goes on, then why it ended.
+    one row of metrics per finished epoch. `best` is the best validation score so far (negative if
+    smaller is better) and `best_epoch` its epoch, counted from one. `finished` is empty while the
+    run is not finished, then why it ended.
     """
 
     step: int = 0
@@ -59,10 +60,10 @@ def save_checkpoint(
                 tensors[f"optimizer.{number}.{name}"] = torch.as_tensor(x)
     # tied weights are written twice: safetensors refuses memory that is shared
     tensors = {name: x.detach().cpu().clone().contiguous() for name, x in tensors.items()}
-    words = json.dumps({"format": FORMAT, **asdict(state)})
-    marked = {"state": words, "sha256": _digest(tensors, words)}
+    text = json.dumps({"format": FORMAT, **asdict(state)})
+    metadata = {"state": text, "sha256": _digest(tensors, text)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, import_safetensors().save(tensors, marked))
+    write_whole(path, import_safetensors().save(tensors, metadata))
 
 
 def load_checkpoint(path: Path) -> tuple[State, dict[str, Tensor]]:
@@ -71,20 +72,20 @@ def load_checkpoint(path: Path) -> tuple[State, dict[str, Tensor]]:
     safetensors = import_safetensors()
     try:
         size = int.from_bytes(content[:8], "little")
-        marked: dict[str, Any] = json.loads(content[8 : 8 + size])["__metadata__"]
+        metadata: dict[str, Any] = json.loads(content[8 : 8 + size])["__metadata__"]
         tensors = safetensors.load(content)
-        words, digest = marked["state"], marked["sha256"]
-    except Exception as mistake:
-        raise damaged(path, f"it cannot be read ({type(mistake).__name__})") from None
-    if digest != _digest(tensors, words):
-        raise damaged(path, "its content does not have the checksum that was written with it")
-    return _read_state(path, words), tensors
+        text, digest = metadata["state"], metadata["sha256"]
+    except Exception as error:
+        raise damaged(path, f"it cannot be read ({type(error).__name__})") from None
+    if digest != _digest(tensors, text):
+        raise damaged(path, "its content does not match its checksum")
+    return _read_state(path, text), tensors
 
 
-def _read_state(path: Path, words: str) -> State:
+def _read_state(path: Path, text: str) -> State:
     """The state of a run; its checksum proves that it is whole, not that it makes sense."""
     try:
-        found = dict(json.loads(words))
+        found = dict(json.loads(text))
     except (ValueError, TypeError):
         raise damaged(path, "its state is no JSON object") from None
     if found.pop("format", None) != FORMAT:
@@ -110,7 +111,7 @@ def _read_state(path: Path, words: str) -> State:
 
 
 def damaged(path: Path, why: str) -> CheckpointError:
-    """What to say of a file that is no checkpoint."""
+    """The error for a file that is no usable checkpoint."""
     return CheckpointError(
         f"{path} is damaged or no checkpoint of bistoch: {why}; remove it to train from the start"
     )
@@ -119,7 +120,7 @@ def damaged(path: Path, why: str) -> CheckpointError:
 def restore(
     path: Path, tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, Tensor]:
-    """Put the tensors of a checkpoint where they belong; returns the best weights so far."""
+    """Load the tensors of a checkpoint into model and optimizer; returns the best weights."""
     load_weights(path, tensors, model, "model")
     best = part(tensors, "best")
     if best:
@@ -141,7 +142,7 @@ def restore(
 
 
 def load_weights(path: Path, tensors: dict[str, Tensor], model: nn.Module, kind: str) -> None:
-    """Put weights into a model, "model" for the last ones or "best" for the best ones."""
+    """Load weights into a model: "model" for the last ones, "best" for the best ones."""
     weights = part(tensors, kind)
     _check_fits(path, weights, model)
     model.load_state_dict(weights)
@@ -155,22 +156,22 @@ def _check_fits(path: Path, weights: dict[str, Tensor], model: nn.Module) -> Non
     if wrong:
         raise CheckpointError(
             f"{path} belongs to another model: {wrong[0]} does not fit, one of {len(wrong)} "
-            "tensors; use a folder of its own for every model"
+            "tensors; use a separate folder for every model"
         )
 
 
 def part(tensors: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
-    """The tensors whose names start with a word and a dot, without it.
+    """The tensors of a kind, without the prefix of their names.
 
     >>> part({"model.a": torch.zeros(1), "best.a": torch.ones(1)}, "best")
     {'a': tensor([1.])}
     """
-    head = f"{kind}."
-    return {name.removeprefix(head): x for name, x in tensors.items() if name.startswith(head)}
+    prefix = f"{kind}."
+    return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
 
 
 def import_safetensors() -> Any:
-    """The package that reads and writes the files."""
+    """The package safetensors.torch, or an error that names the extra to install."""
     try:
         import safetensors.torch
     except ImportError:
@@ -180,8 +181,8 @@ def import_safetensors() -> Any:
     return safetensors.torch
 
 
-def _digest(tensors: dict[str, Tensor], words: str) -> str:
-    found = hashlib.sha256(words.encode())
+def _digest(tensors: dict[str, Tensor], text: str) -> str:
+    found = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         x = tensors[name]
         found.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())

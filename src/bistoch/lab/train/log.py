@@ -1,20 +1,21 @@
-"""The numbers of a run while it goes: lines of JSON, and TensorBoard where it is installed."""
+"""The metrics of a run while it trains: lines of JSON, and TensorBoard where it is installed."""
 
 import json
 import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from bistoch.lab.files import write_whole
 
-MISSING = 'no TensorBoard files: tensorboard is missing (pip install "bistoch[lab]")'
+NO_TENSORBOARD = 'no TensorBoard files: tensorboard is missing (pip install "bistoch[lab]")'
 
 
 class Log:
-    """A file of JSON lines, each with the step it belongs to, and the same for TensorBoard.
+    """A file of JSON lines, each with its step, and the same for TensorBoard.
 
     Args:
-        path: the file; lines after `step` in it are of a run that was killed, and are dropped.
+        path: the file; lines after `step` belong to a killed run and are dropped.
         step: how many steps are done.
         tensorboard: whether to write files for TensorBoard beside it.
 
@@ -34,49 +35,43 @@ class Log:
         kept = [line for line in read_log(path) if line["step"] <= step]
         write_whole(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._file = path.open("a", encoding="utf-8")
-        self._board = _open_board(path.parent / "tensorboard", step) if tensorboard else None
+        self._tensorboard: Any = None
+        if tensorboard and has_tensorboard():
+            from torch.utils.tensorboard import SummaryWriter
+
+            folder = str(path.parent / "tensorboard")
+            self._tensorboard = SummaryWriter(folder, purge_step=step + 1 if step else None)
 
     def __enter__(self) -> "Log":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-        if self._board is not None:
-            self._board.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
 
-    def write(self, step: int, numbers: dict[str, float]) -> None:
-        """Take numbers in; a number that is not finite is null in JSON."""
-        line = {name: x if math.isfinite(x) else None for name, x in numbers.items()}
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """Log the metrics of a step; a number that is not finite is null in JSON."""
+        line = {name: x if math.isfinite(x) else None for name, x in metrics.items()}
         self._file.write(json.dumps({"step": step, **line}) + "\n")
         self._file.flush()
-        if self._board is not None:
-            for name, x in numbers.items():
-                self._board.add_scalar(name, x, step)
+        if self._tensorboard is not None:
+            for name, x in metrics.items():
+                self._tensorboard.add_scalar(name, x, step)
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log; half a line at its end, left by a killed run, is not one."""
-    if not path.exists():
-        return []
-    lines = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+    """The lines of a log, up to a line that a killed run left incomplete."""
+    lines: list[dict[str, Any]] = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                lines.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
     return lines
 
 
 def has_tensorboard() -> bool:
     """Whether files for TensorBoard can be written."""
-    from importlib.util import find_spec
-
     return find_spec("tensorboard") is not None
-
-
-def _open_board(folder: Path, step: int) -> Any:
-    if not has_tensorboard():
-        return None
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)

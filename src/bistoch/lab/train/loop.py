@@ -1,10 +1,10 @@
-"""The training loop: plain torch, one process or several, and a run that can be killed anywhere."""
+"""The training loop: plain torch, one process or several; a killed run resumes bit by bit."""
 
 import json
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,28 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from bistoch.lab.files import held, write_whole
-from bistoch.lab.train.checkpoint import (
-    State,
-    damaged,
-    load_checkpoint,
-    restore,
-    save_checkpoint,
-)
-from bistoch.lab.train.diverged import diagnose
+from bistoch.lab.timing import best_times
+from bistoch.lab.train.checkpoint import State, damaged, load_checkpoint, restore, save_checkpoint
 from bistoch.lab.train.log import Log
-from bistoch.lab.train.order import borrowed_randomness, epoch_order, seed_all
+from bistoch.lab.train.nan_loss import diagnose
 from bistoch.lab.train.ranks import Ranks
-from bistoch.lab.train.recipe import Recipe, rate_at
-from bistoch.lab.train.score import autocast, evaluate
-from bistoch.lab.train.task import Task, parameter_groups, watched_split
+from bistoch.lab.train.recipe import Precision, Recipe, lr_at
+from bistoch.lab.train.seeds import epoch_order, preserved_random_state, seed_all
+from bistoch.lab.train.task import Task, validation_split
 
 CHECKPOINT, METRICS, CONFIG = "checkpoint.safetensors", "metrics.jsonl", "config.json"
 # seconds between two checkpoints within an epoch, and steps between two lines of the log
 SAVE_EVERY, LOG_EVERY = 20.0, 50
+# samples that are evaluated at once
+EVALUATION_BATCH = 256
 
 
-class Moment(NamedTuple):
-    """What a watcher of a run is told after every step."""
+class StepInfo(NamedTuple):
+    """What `on_step` is told after every step; `curve` has one row per finished epoch."""
 
     step: int
     steps: int
@@ -45,7 +41,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a run left: why it ended, its curve by epoch, the epoch of its weights, its seconds."""
+    """Why a run ended, its metrics by epoch, the epoch of its weights, its steps and seconds."""
 
     finished: str
     curve: list[dict[str, float]]
@@ -64,31 +60,31 @@ def fit(
     config: dict[str, Any] | None = None,
     ranks: Ranks | None = None,
     tensorboard: bool = False,
-    watch: Callable[[Moment], None] | None = None,
+    on_step: Callable[[StepInfo], None] | None = None,
     save_every: float = SAVE_EVERY,
 ) -> Fitted:
-    """Train a model, or go on where it was killed: the rest is the same, bit by bit.
+    """Train a model, or resume where it was killed: the rest is the same, bit by bit.
 
     Args:
-        model: trained in place; at the end it has the last weights, or with patience the best.
+        model: trained in place; it ends with the last weights, or with `patience` the best ones.
         task: what it learns.
         recipe: how.
-        folder: for the checkpoint and the log. A run that is finished there is only read.
-        seed: of the order of the samples and of what layers draw, such as dropout. The weights to
-            start from are those of the model.
-        config: what to write into config.json, beside the first checkpoint.
+        folder: of the checkpoint and the log. A finished run is only read.
+        seed: of the order of the samples and of what layers draw, such as dropout. The initial
+            weights are those of the model.
+        config: written as config.json beside the first checkpoint.
         ranks: the processes that train together; by default this one alone.
         tensorboard: whether to write files for TensorBoard.
-        watch: called after every step, in the first process.
+        on_step: called after every step, in the main process.
         save_every: seconds between two checkpoints; one is written after every epoch anyway.
     """
     ranks = ranks or Ranks(0, 1, torch.device("cpu"))
     run = _Run(model.to(ranks.device), task, recipe, folder, seed, ranks, config)
-    with borrowed_randomness(), held(folder) if ranks.leads else nullcontext():
+    with preserved_random_state(), held(folder) if ranks.is_main else nullcontext():
         run.resume()
-        if ranks.leads and not run.state.finished:
+        if ranks.is_main and not run.state.finished:
             with Log(folder / METRICS, run.state.step, tensorboard=tensorboard) as log:
-                run.train(log, watch, save_every)
+                run.train(log, on_step, save_every)
         else:
             run.train(None, None, save_every)
     state = run.state
@@ -114,111 +110,108 @@ class _Run:
         self.path, self.config = folder / CHECKPOINT, config
         self.optimizer = make_optimizer(model, recipe)
         self.state, self.best = State(), dict[str, Tensor]()
-        self.batches = batch_sizes(task.count("train"), recipe.batch, ranks.count)
+        self.batches = batch_sizes(task.count("train"), recipe.batch_size, ranks.world_size)
         self.steps = recipe.epochs * len(self.batches)
         self.norm: float | None = None
         self.epoch, self.order = -1, torch.zeros(0, dtype=torch.long)
 
     def resume(self) -> None:
-        """Go back to the last checkpoint, if there is one."""
-        if self.path.exists():
-            self.state, tensors = load_checkpoint(self.path)
-            epochs = self.state.step // len(self.batches)
-            names = {"train_loss", "loss", self.task.score_name}
-            if (
-                self.state.step > self.steps
-                or epochs != len(self.state.curve)
-                or any(row.keys() != names for row in self.state.curve)
-            ):
-                raise damaged(
-                    self.path,
-                    f"{self.state.step} steps and {len(self.state.curve)} finished epochs do not "
-                    f"fit a run of {self.recipe.epochs} epochs of {len(self.batches)} steps",
-                )
-            self.best = restore(self.path, tensors, self.model, self.optimizer)
-
-    def train(
-        self, log: Log | None, watch: Callable[[Moment], None] | None, save_every: float
-    ) -> None:
-        """Do what is left to do."""
-        wrapped, state = self.ranks.wrap(self.model), self.state
-        began = saved = time.monotonic()
-        before = state.seconds
-        while not state.finished:
-            loss, rate = self.step(wrapped)
-            ended = state.step % len(self.batches) == 0
-            if log is not None and (state.step % LOG_EVERY == 0 or ended):
-                log.write(state.step, {"train/loss": loss, "train/rate": rate})
-            if ended:
-                row = self.end_epoch()
-                if log is not None:
-                    log.write(state.step, {f"epoch/{name}": x for name, x in row.items()})
-            now = time.monotonic()
-            state.seconds = before + now - began
-            if self.ranks.leads and (ended or state.finished or now - saved >= save_every):
-                self.save()
-                saved = now
-            if watch is not None:
-                watch(Moment(state.step, self.steps, len(state.curve), loss, state.curve))
+        """Load the last checkpoint, if there is one."""
+        if not self.path.exists():
+            return
+        state, tensors = load_checkpoint(self.path)
+        metrics = {"train_loss", "loss", self.task.score_name}
+        if (
+            state.step > self.steps
+            or state.step // len(self.batches) != len(state.curve)
+            or any(row.keys() != metrics for row in state.curve)
+        ):
+            raise damaged(
+                self.path,
+                f"{state.step} steps and {len(state.curve)} finished epochs do not fit a run of "
+                f"{self.recipe.epochs} epochs of {len(self.batches)} steps",
+            )
+        self.state, self.best = state, restore(self.path, tensors, self.model, self.optimizer)
 
     def save(self) -> None:
-        """Write a checkpoint, before the first one what it belongs to: no run, no config."""
+        """Write a checkpoint, and before the first one config.json: a refused start has none."""
         if self.config is not None and not self.path.exists():
             content = json.dumps(self.config, indent=1, ensure_ascii=False)
             write_whole(self.path.with_name(CONFIG), content.encode())
         save_checkpoint(self.path, self.state, self.model, self.optimizer, self.best)
 
+    def train(
+        self, log: Log | None, on_step: Callable[[StepInfo], None] | None, save_every: float
+    ) -> None:
+        """Do the remaining steps."""
+        wrapped, state = self.ranks.wrap(self.model), self.state
+        began = saved = time.monotonic()
+        before = state.seconds
+        while not state.finished:
+            loss, lr = self.step(wrapped)
+            epoch_ended = state.step % len(self.batches) == 0
+            if log is not None and (state.step % LOG_EVERY == 0 or epoch_ended):
+                log.write(state.step, {"train/loss": loss, "train/lr": lr})
+            if epoch_ended:
+                row = self.end_epoch()
+                if log is not None:
+                    log.write(state.step, {f"epoch/{name}": x for name, x in row.items()})
+            now = time.monotonic()
+            state.seconds = before + now - began
+            if self.ranks.is_main and (epoch_ended or now - saved >= save_every):
+                self.save()
+                saved = now
+            if on_step is not None:
+                on_step(StepInfo(state.step, self.steps, len(state.curve), loss, state.curve))
+
     def step(self, wrapped: nn.Module) -> tuple[float, float]:
         """One step of the optimizer; the loss of the whole batch, and the learning rate."""
-        state, task = self.state, self.task
-        epoch, place = divmod(state.step, len(self.batches))
-        start = place * self.recipe.batch
-        rows = self.epoch_order(epoch)[start : start + self.batches[place]]
-        own = self.ranks.share(rows)
-        seed_all("step", self.seed, state.step, self.ranks.rank)
-        rate = rate_at(self.recipe, state.step, len(self.batches))
+        state, task, ranks = self.state, self.task, self.ranks
+        epoch, number = divmod(state.step, len(self.batches))
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.order = epoch_order(self.seed, epoch, task.count("train"))
+        start = number * self.recipe.batch_size
+        rows = self.order[start : start + self.batches[number]]
+        seed_all("step", self.seed, state.step, ranks.rank)
+        lr = lr_at(self.recipe, state.step, len(self.batches))
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = lr
         wrapped.train()
         self.optimizer.zero_grad(set_to_none=True)
-        batch = task.batch("train", own).to(self.ranks.device)
-        with autocast(self.recipe.precision, self.ranks.device):
+        batch = task.batch("train", ranks.share(rows)).to(ranks.device)
+        with autocast(self.recipe.precision, ranks.device):
             output = wrapped(*batch.inputs)
         total = task.losses(output, batch.target).sum()
         # processes may hold different numbers of rows: this makes their average the batch's mean
-        (total * (self.ranks.count / len(rows))).backward()
-        loss_sum = self.ranks.sum([total.item()])[0]
+        (total * (ranks.world_size / len(rows))).backward()
+        loss_sum = ranks.sum([total.item()])[0]
         loss = loss_sum / len(rows)
         limit = self.recipe.clip or math.inf
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
         if not (math.isfinite(loss) and math.isfinite(norm)):
+            is_loss = not math.isfinite(loss)
+            what = f"the loss is {loss:g}" if is_loss else f"the gradient norm is {norm:g}"
             raise diagnose(
-                self.model, loss, step=state.step + 1, epoch=epoch + 1, rate=rate,
-                norm=norm if math.isfinite(loss) else None, before=self.norm,
+                self.model, what, step=state.step + 1, epoch=epoch + 1, lr=lr,
+                previous_norm=self.norm,
             )  # fmt: skip
         self.norm = norm
         self.optimizer.step()
         state.step += 1
         state.total += loss_sum
         state.count += len(rows)
-        return loss, rate
-
-    def epoch_order(self, epoch: int) -> Tensor:
-        """The order of an epoch, made once."""
-        if epoch != self.epoch:
-            self.epoch = epoch
-            self.order = epoch_order(self.seed, epoch, self.task.count("train"))
-        return self.order
+        return loss, lr
 
     def end_epoch(self) -> dict[str, float]:
-        """Evaluate, remember the best, and decide whether to go on."""
-        state, recipe, split = self.state, self.recipe, watched_split(self.task)
+        """Evaluate, keep the best weights, and decide whether the run is finished."""
+        state, recipe, split = self.state, self.recipe, validation_split(self.task)
         found = evaluate(self.model, self.task, split, recipe.precision, ranks=self.ranks)
         if not math.isfinite(found["loss"]):
-            # the last step of an epoch is followed by no other that would notice
+            # after the last step of a run no other step would notice
             raise diagnose(
-                self.model, found["loss"], step=state.step, epoch=len(state.curve) + 1,
-                rate=rate_at(recipe, state.step - 1, len(self.batches)), norm=None, split=split,
+                self.model, f"the loss on {split} is {found['loss']:g}", step=state.step,
+                epoch=len(state.curve) + 1, lr=lr_at(recipe, state.step - 1, len(self.batches)),
             )  # fmt: skip
         row = {"train_loss": state.total / state.count, **found}
         state.curve.append(row)
@@ -229,33 +222,104 @@ class _Run:
                 state.best, state.best_epoch = score, len(state.curve)
                 self.best = {n: x.detach().clone() for n, x in self.model.state_dict().items()}
             elif len(state.curve) - state.best_epoch >= recipe.patience:
-                state.finished = "no better for so many epochs as patience says"
+                state.finished = "early stopping"
         if state.step == self.steps:
-            state.finished = "all epochs are done"
+            state.finished = "all epochs done"
         return row
 
 
-def batch_sizes(count: int, batch: int, processes: int) -> list[int]:
-    """The sizes of the batches of an epoch; one that not all processes share is left out.
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    task: Task,
+    split: str,
+    precision: Precision = "fp32",
+    *,
+    ranks: Ranks | None = None,
+) -> dict[str, float]:
+    """The mean loss and the mean score of a split, computed by all processes together.
+
+    Args:
+        model: left in the mode it was in.
+        task: whose loss and score.
+        split: "train", "valid" or "test".
+        precision: as for training.
+        ranks: the processes that evaluate together; by default this one alone.
+    """
+    ranks = ranks or Ranks(0, 1, next(model.parameters()).device)
+    was_training = model.training
+    model.eval()
+    sums, count = [0.0, 0.0], task.count(split)
+    for rows in ranks.share(torch.arange(count)).split(EVALUATION_BATCH):
+        batch = task.batch(split, rows).to(ranks.device)
+        with autocast(precision, ranks.device):
+            output = model(*batch.inputs)
+        sums[0] += task.losses(output, batch.target).double().sum().item()
+        sums[1] += task.scores(output, batch.target).double().sum().item()
+    model.train(was_training)
+    loss, score = ranks.sum(sums)
+    return {"loss": loss / max(count, 1), task.score_name: score / max(count, 1)}
+
+
+def time_steps(
+    models: dict[str, nn.Module], task: Task, recipe: Recipe, *, rounds: int = 9, warmup: int = 2
+) -> dict[str, Any]:
+    """The best time of a training step (forward, backward, update) of models that take turns.
+
+    Args:
+        models: by name, all on one device.
+        task, recipe: as for training; batches are the first samples of train.
+        rounds, warmup: samples that count, and rounds before them.
+    """
+    rows = torch.arange(min(recipe.batch_size, task.count("train")))
+    device = next(next(iter(models.values())).parameters()).device
+    batch = task.batch("train", rows).to(device)
+
+    def stepper(model: nn.Module) -> Callable[[], None]:
+        optimizer = make_optimizer(model.train(), recipe)
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            task.losses(model(*batch.inputs), batch.target).mean().backward()
+            optimizer.step()
+
+        return step
+
+    calls = {name: stepper(model) for name, model in models.items()}
+    return {**best_times(calls, rounds, warmup=warmup), "batch_size": len(rows)}
+
+
+def batch_sizes(count: int, batch_size: int, processes: int) -> list[int]:
+    """The batch sizes of an epoch; a last batch with fewer rows than processes is left out.
 
     >>> batch_sizes(10, 4, 1), batch_sizes(9, 4, 2)
     ([4, 4, 2], [4, 4])
     """
-    sizes = [min(batch, count - start) for start in range(0, count, batch)]
+    sizes = [min(batch_size, count - start) for start in range(0, count, batch_size)]
     sizes = [size for size in sizes if size >= processes]
     if not sizes:
         raise ValueError(
-            f"train: {count} samples in batches of {batch} give nothing to do for {processes} "
-            "processes; give more data, larger batches or fewer processes"
+            f"train: {count} samples in batches of {batch_size} leave nothing to do for "
+            f"{processes} processes; give more data, a larger batch size or fewer processes"
         )
     return sizes
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The optimizer of a recipe; its learning rate is set at every step."""
-    groups = parameter_groups(model, recipe.weight_decay)
-    # fused: one pass over all parameters instead of a dozen small operations for each of them
+    """The optimizer of a recipe; weight decay is for matrices only."""
+    learned = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in learned if p.ndim >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in learned if p.ndim < 2], "weight_decay": 0.0},
+    ]
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=recipe.rate, momentum=0.9, fused=True)
+        return torch.optim.SGD(groups, lr=recipe.lr, momentum=0.9, fused=True)
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
-    return kind(groups, lr=recipe.rate, fused=True)
+    return kind(groups, lr=recipe.lr, fused=True)
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Autocast to bfloat16, if the recipe says so."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)

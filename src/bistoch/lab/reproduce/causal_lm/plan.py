@@ -9,8 +9,8 @@ from torch import nn
 from bistoch.lab.data import Corpus, load
 from bistoch.lab.reproduce.causal_lm.controls import AverageBias, BorrowedBias, StreamedRatio
 from bistoch.lab.train import Recipe
-from bistoch.lab.train.order import borrowed_randomness, seed_all
-from bistoch.lab.train.running import NextCharacter
+from bistoch.lab.train.seeds import preserved_random_state, seed_all
+from bistoch.lab.train.sequences import NextCharacter
 from bistoch.models import LanguageConfig, LanguageModel
 
 Bias = Literal["own", "of the distance", "of another", "own, held fixed", "streamed ratio"]
@@ -80,12 +80,12 @@ LINES = (
 FULL = Plan(
     "tiny-shakespeare",
     LINES,
-    Recipe(epochs=1, batch=4, rate=2e-3, weight_decay=0.1),
+    Recipe(epochs=1, batch_size=4, lr=2e-3, weight_decay=0.1),
 )
 SMOKE = Plan(
     "made words",
     LINES,
-    Recipe(epochs=1, batch=8, rate=2e-3),
+    Recipe(epochs=1, batch_size=8, lr=2e-3),
     depth=1, dim=8, heads=2, block=8, tested=(32, 64), looked_at=4,
 )  # fmt: skip
 
@@ -104,7 +104,7 @@ def new_model(plan: Plan, line: Line, task: NextCharacter, seed: int) -> Languag
         vocabulary=task.sizes["vocabulary"], depth=plan.depth, dim=plan.dim, heads=plan.heads,
         places=plan.length if line.learned_places else None,
     )  # fmt: skip
-    with borrowed_randomness():
+    with preserved_random_state():
         seed_all("weights", seed)
         return LanguageModel(config, _operator(plan, line))
 

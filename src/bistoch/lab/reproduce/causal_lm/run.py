@@ -19,15 +19,15 @@ from bistoch.lab.reproduce.causal_lm.measure import attention, beside_oracle, bi
 from bistoch.lab.reproduce.causal_lm.plan import FULL, SMOKE, Line, Plan, new_model, open_text
 from bistoch.lab.reproduce.causal_lm.report import write_report
 from bistoch.lab.reproduce.study import Settings
-from bistoch.lab.train import Moment, fit
+from bistoch.lab.train import StepInfo, fit
 from bistoch.lab.train.checkpoint import import_safetensors, load_checkpoint, load_weights
 from bistoch.lab.train.loop import CHECKPOINT, make_optimizer
-from bistoch.lab.train.running import NextCharacter
+from bistoch.lab.train.sequences import NextCharacter
 
 RESULT, RESULTS = "result.json", "causal-lm.json"
 ROUNDS, WARM_UP = 7, 1
 
-Watch = Callable[[str, Moment], None]
+Watch = Callable[[str, StepInfo], None]
 
 
 def run_causal_lm(settings: Settings, console: Console) -> Path:
@@ -51,7 +51,7 @@ def run_causal_lm(settings: Settings, console: Console) -> Path:
         "smoke": settings.smoke,
         "machine": describe_machine(),
         "plan": json.loads(json.dumps(asdict(plan))),
-        "characters": {split: len(numbers) for split, numbers in task.numbers.items()},
+        "characters": {split: len(numbers) for split, numbers in task.ids.items()},
         "rows": rows,
         "oracle": _oracle_once(plan, task, settings.seeds[0], out),
         "time": _time_once(plan, task, out),
@@ -70,10 +70,10 @@ def run_line(
         return dict(json.loads(path.read_text(encoding="utf-8")))
     model = new_model(plan, line, task, seed)
     told = None if watch is None else lambda moment: watch(f"{line.name}, seed {seed}", moment)
-    fitted = fit(model, task, plan.recipe, folder=folder, seed=seed, watch=told)
+    fitted = fit(model, task, plan.recipe, folder=folder, seed=seed, on_step=told)
     # what a learned place was not made for cannot be read
     lengths = plan.tested[:1] if line.learned_places else plan.tested
-    text, longest = task.numbers["test"], max(plan.tested)
+    text, longest = task.ids["test"], max(plan.tested)
     result: dict[str, Any] = {
         "name": line.name,
         "seed": seed,
@@ -113,7 +113,7 @@ def _oracle_once(plan: Plan, task: NextCharacter, seed: int, out: Path) -> dict[
         model = new_model(plan, line, task, seed).eval()
         _, tensors = load_checkpoint(folder / CHECKPOINT)
         load_weights(folder / CHECKPOINT, tensors, model, "model")
-        found = beside_oracle(model, task.numbers["test"][: plan.length], plan.block)
+        found = beside_oracle(model, task.ids["test"][: plan.length], plan.block)
         write_whole(path, json.dumps(found).encode())
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
@@ -129,7 +129,7 @@ def _time_once(plan: Plan, task: NextCharacter, out: Path) -> dict[str, Any]:
 
 def _time_steps(plan: Plan, task: NextCharacter) -> dict[str, Any]:
     """Seconds of a step, the best of several rounds in which all take turns."""
-    batch = task.batch("train", torch.arange(plan.recipe.batch))
+    batch = task.batch("train", torch.arange(plan.recipe.batch_size))
     best: dict[str, float] = {}
     models = {line.name: new_model(plan, line, task, 0).train() for line in plan.lines}
     optimizers = {name: make_optimizer(model, plan.recipe) for name, model in models.items()}
@@ -152,7 +152,7 @@ def _shown(console: Console, runs: int) -> Iterator[Watch]:
     with Progress(*columns, console=console, transient=True) as progress:
         bar, names = progress.add_task("the first step", total=None), list[str]()
 
-        def watch(name: str, moment: Moment) -> None:
+        def watch(name: str, moment: StepInfo) -> None:
             if name not in names:
                 names.append(name)
                 if not console.is_terminal:

@@ -1,7 +1,6 @@
-"""Tasks without classes: the next character of a text, the next rows of a series."""
+"""Tasks without classes: the next character of a text, the next rows of a time series."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,12 @@ from bistoch.lab.data import Corpus, Series
 from bistoch.lab.text import Vocabulary
 from bistoch.lab.train.task import Batch
 
-# characters of a window, unless said otherwise
+# characters of a window by default
 WINDOW = 128
 
 
 class NextCharacter:
-    """Windows of running text, side by side; the score is bits per character (or byte).
+    """Adjacent windows of a text; the score is bits per character (or byte).
 
     Args:
         data: what was loaded.
@@ -36,42 +35,40 @@ class NextCharacter:
         self.name, self.length = data.name, length
         self.texts = {"train": data.train, "valid": data.valid, "test": data.test}
         as_bytes = isinstance(data.train, bytes)
-        train = signs(data.train, as_bytes)
-        self.read_with(Vocabulary.from_texts([train], unit="character").pieces, as_bytes=as_bytes)
+        train = characters(data.train, as_bytes)
+        self.use_vocabulary(Vocabulary.from_texts([train], unit="character"), as_bytes=as_bytes)
         if self.count("train") < 1 or self.count("test") < 1:
-            counts = [len(self.numbers[name]) for name in ("train", "test")]
             raise ValueError(
                 f"{data.name}: train and test must have more than {length} characters, the length "
-                f"of a window, but they have {counts[0]} and {counts[1]}; give a smaller length"
+                f"of a window, but they have {len(self.ids['train'])} and {len(self.ids['test'])}; "
+                "give a smaller length"
             )
 
-    def read_with(self, pieces: Sequence[str], *, as_bytes: bool) -> None:
-        """Read all texts with these pieces: their own, or those of a trained model."""
-        vocabulary = Vocabulary("character", tuple(pieces))
-        self.numbers = {
-            name: torch.from_numpy(vocabulary.encode_one(signs(text, as_bytes)))
-            for name, text in self.texts.items()
+    def use_vocabulary(self, vocabulary: Vocabulary, *, as_bytes: bool) -> None:
+        """Encode all texts with a vocabulary: their own, or that of a trained model."""
+        self.ids = {
+            split: torch.from_numpy(vocabulary.encode_one(characters(text, as_bytes)))
+            for split, text in self.texts.items()
         }
         self.sizes = {"vocabulary": len(vocabulary)}
-        self.facts: dict[str, Any] = {"length": self.length, "pieces": list(pieces)}
+        self.facts: dict[str, Any] = {"length": self.length, "tokens": list(vocabulary.tokens)}
         if as_bytes:
             self.facts["bytes"] = True
 
     def count(self, split: str) -> int:
         """The number of windows of a split."""
-        return max(len(self.numbers[split]) - 1, 0) // self.length
+        return max(len(self.ids[split]) - 1, 0) // self.length
 
     def batch(self, split: str, rows: Int[Tensor, "b"]) -> Batch:
-        """Some windows of a split, and what follows every character."""
-        places = rows[:, None] * self.length + torch.arange(self.length)
-        return Batch((self.numbers[split][places],), self.numbers[split][places + 1])
+        """Some windows of a split, and the character after every character."""
+        positions = rows[:, None] * self.length + torch.arange(self.length)
+        return Batch((self.ids[split][positions],), self.ids[split][positions + 1])
 
     def losses(
         self, output: Float[Tensor, "b n v"], target: Int[Tensor, "b n"]
     ) -> Float[Tensor, "b"]:
         """Mean cross-entropy of a window."""
-        found = functional.cross_entropy(output.float().mT, target, reduction="none")
-        return found.mean(-1)
+        return functional.cross_entropy(output.float().mT, target, reduction="none").mean(-1)
 
     def scores(
         self, output: Float[Tensor, "b n v"], target: Int[Tensor, "b n"]
@@ -80,10 +77,10 @@ class NextCharacter:
         return self.losses(output, target) / math.log(2)
 
 
-def signs(text: str | bytes, as_bytes: bool) -> str:
-    """What a model counts: characters, or every byte as the character of its number.
+def characters(text: str | bytes, as_bytes: bool) -> str:
+    """A text as characters, or as bytes with one character for each.
 
-    >>> signs("é", as_bytes=False), len(signs("é", as_bytes=True))
+    >>> characters("é", as_bytes=False), len(characters("é", as_bytes=True))
     ('é', 2)
     """
     if as_bytes:
@@ -92,11 +89,11 @@ def signs(text: str | bytes, as_bytes: bool) -> str:
 
 
 class Forecast:
-    """Windows of a series, scaled as train is; the score is the mean square error.
+    """Windows of a series, standardised by train; the score is the mean squared error.
 
     Args:
         data: what was loaded.
-        lookback, horizon: rows that are seen, and rows that are asked for.
+        lookback, horizon: rows of the input and rows of the target.
 
     >>> values = np.arange(60.0).reshape(30, 2)
     >>> data = Series("line", "series", values, np.arange(30), ("a", "b"), "a", (18, 24, 30))
@@ -113,12 +110,12 @@ class Forecast:
         scaled = (data.values - mean) / np.where(deviation > 0, deviation, 1)
         self.values = torch.from_numpy(scaled).float()
         self.train_rows = data.borders[0]
-        ends = (lookback, *data.borders)
-        # a forecast is of the split its first row lies in, and all its rows must lie there
+        # a target lies wholly in its split; the rows it looks back at may lie before it
+        begins = (lookback, *data.borders[:2])
         self.starts = {
-            name: range(begin, end - horizon + 1)
-            for name, begin, end in zip(
-                ("train", "valid", "test"), ends, data.borders, strict=False
+            split: range(begin, end - horizon + 1)
+            for split, begin, end in zip(
+                ("train", "valid", "test"), begins, data.borders, strict=True
             )
         }
         self.sizes = {"channels": data.values.shape[1]}
@@ -138,12 +135,12 @@ class Forecast:
 
     def batch(self, split: str, rows: Int[Tensor, "b"]) -> Batch:
         """Some windows, and the rows that follow them."""
-        start = rows + self.starts[split].start
-        seen = self.values[start[:, None] + torch.arange(-self.lookback, 0)]
-        return Batch((seen,), self.values[start[:, None] + torch.arange(self.horizon)])
+        start = (rows + self.starts[split].start)[:, None]
+        inputs = self.values[start + torch.arange(-self.lookback, 0)]
+        return Batch((inputs,), self.values[start + torch.arange(self.horizon)])
 
     def losses(self, output: Tensor, target: Tensor) -> Float[Tensor, "b"]:
-        """Mean square error of a window."""
+        """Mean squared error of a window."""
         return (output.float() - target).square().flatten(1).mean(-1)
 
     scores = losses

@@ -1,0 +1,94 @@
+"""From the name of a data set to a task and the models that fit it."""
+
+from bistoch.lab.data import DATASETS, Corpus, Dataset, Series, load
+from bistoch.lab.train.classification import Classification
+from bistoch.lab.train.sequences import WINDOW, Forecast, NextCharacter
+from bistoch.lab.train.task import Task
+from bistoch.models import MODELS, PRESETS
+from bistoch.models.build import make_config
+
+# the model for each kind of data where none is named
+DEFAULT_MODELS = {
+    "images": "vit", "points": "set_transformer", "text": "text", "tokens": "text", "corpus": "lm",
+    "series": "forecast",
+}  # fmt: skip
+# kinds of data whose samples may be read in part
+WITH_LENGTH = ("text", "corpus", "points")
+
+
+def open_task(
+    data: str, model: str | None = None, *, hold_out: bool = False, length: int | None = None
+) -> Task:
+    """Load data as a task.
+
+    Args:
+        data: a name of `bistoch data list`, or a path.
+        model: text of the model, which decides the windows of a series.
+        hold_out: whether a validation split is needed: that of the source, or a tenth of train.
+        length: words that are read of a text, characters of a window of a corpus, or points that
+            are read of a cloud.
+
+    >>> open_task("shapes").kind
+    'points'
+    """
+    found = load(data)
+    if length is not None and found.kind not in WITH_LENGTH:
+        raise ValueError(
+            f"train: length belongs to {', '.join(WITH_LENGTH)}, but {data} is {found.kind}; leave "
+            "it out"
+        )
+    task: Task
+    if isinstance(found, Dataset):
+        task = Classification(found, hold_out=hold_out, length=length)
+    elif isinstance(found, Corpus):
+        task = NextCharacter(found, length=length or WINDOW)
+    elif isinstance(found, Series):
+        model = model or DEFAULT_MODELS["series"]
+        check_model(model, "series", found.name)
+        _, config = make_config(model, MODELS, PRESETS, channels=found.values.shape[1])
+        task = Forecast(found, lookback=config.lookback, horizon=config.horizon)
+    else:
+        raise _no_model(found.name, found.kind)
+    if hold_out and not task.count("valid"):
+        # never by the test split
+        raise ValueError(
+            f"{task.name}: the validation split must have at least one window, but it has none; "
+            "give more data, smaller windows, or neither --patience nor several --lr"
+        )
+    return task
+
+
+def check_model(model: str, kind: str, name: str) -> tuple[str, ...]:
+    """Check that a model takes a kind of data; returns the sizes that the data decide.
+
+    >>> check_model("set_transformer(depth=1)", "points", "shapes")
+    ('coordinates', 'classes')
+    """
+    word = model.split("(")[0].strip()
+    if word not in MODELS and word not in PRESETS:
+        known = ", ".join([*MODELS, *PRESETS])
+        raise ValueError(f"train: unknown model {word!r}; known are {known}")
+    row = MODELS[PRESETS[word].model if word in PRESETS else word]
+    if kind not in row.data:
+        fitting = " or ".join(name for name, other in MODELS.items() if kind in other.data)
+        raise ValueError(
+            f"train: the model {word} takes {' or '.join(row.data)}, but {name} is {kind}; use "
+            f"{fitting}, for example"
+        )
+    return row.sizes
+
+
+def default_model(data: str) -> str:
+    """The model for data where none is named.
+
+    >>> default_model("shapes")
+    'set_transformer'
+    """
+    kind = DATASETS[data].kind if data in DATASETS else load(data).kind
+    if kind not in DEFAULT_MODELS:
+        raise _no_model(data, kind)
+    return DEFAULT_MODELS[kind]
+
+
+def _no_model(name: str, kind: str) -> ValueError:
+    return ValueError(f"train: no model here learns from {name}, which is {kind}")
