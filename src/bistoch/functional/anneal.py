@@ -6,8 +6,9 @@ from torch import Tensor
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
-from bistoch.functional.elastic.pose import Options, pose
-from bistoch.functional.elastic.problem import dense_scores, full_precision, row_softmax
+from bistoch.functional._nonfinite import clean_problem, show
+from bistoch.functional.elastic.pose import Options, flatten, pose
+from bistoch.functional.elastic.problem import Problem, dense_scores, full_precision, row_softmax
 from bistoch.functional.elastic.reference import column_step, row_step
 
 
@@ -32,11 +33,13 @@ def anneal_attention(
     True
     """
     operator = "anneal_attention"
-    _inputs.check_tokens(operator, query, key, value)
+    batch = _inputs.check_tokens(operator, query, key, value)
     options = Options(1.0, eps, 1.0, iters, None, mask, query_mask, key_mask, None, scale)
-    plan = _anneal(operator, query, key, options, debias)
+    problem = _pose(operator, batch, query, key, options, debias)
     with full_precision(query.device):
-        return plan @ value
+        problem, value, broken = _clean(problem, flatten(value, batch), debias)
+        output = show(_anneal(problem, debias) @ value, broken)
+    return output.reshape(*batch, *output.shape[1:]).to(query.dtype)
 
 
 def anneal_plan(
@@ -75,22 +78,37 @@ def anneal_plan(
     Reference: Chizat, Annealed Sinkhorn for optimal transport, 2024.
     """
     options = Options(1.0, eps, 1.0, iters, None, mask, query_mask, key_mask, None, scale)
-    return _anneal("anneal_plan", query, key, options, debias)
-
-
-def _anneal(operator: str, query: Tensor, key: Tensor, options: Options, debias: bool) -> Tensor:
+    operator = "anneal_plan"
     batch = _inputs.check_tokens(operator, query, key)
-    _inputs.check_flag(operator, "debias", debias)
-    problem = pose(operator, batch, query, key, options)
-    power = 2 / 3 if debias else 1 / 2
+    problem = _pose(operator, batch, query, key, options, debias)
     with full_precision(query.device):
-        # sharpness holds scale/eps, so a bias is annealed together with the dot products
-        scores = dense_scores(problem)
-        column, colder = torch.zeros_like(problem.log_mass), 1.0
-        for t in range(1, options.iters + 1):
-            previous, colder = colder, t**power
-            column = column * (colder / previous) if debias else column
-            row = row_step(scores * colder, column)
-            column = column_step(scores * colder, row, problem.log_mass)
-        plan = row_softmax(scores * colder + column[:, None, :])
+        problem, _, broken = _clean(problem, None, debias)
+        plan = show(_anneal(problem, debias), broken)
     return plan.reshape(*batch, *plan.shape[1:]).to(query.dtype)
+
+
+def _pose(operator, batch, query, key, options, debias) -> Problem:
+    _inputs.check_flag(operator, "debias", debias)
+    return pose(operator, batch, query, key, options)
+
+
+def _anneal(problem: Problem, debias: bool) -> Float[Tensor, "B n m"]:
+    # sharpness holds scale/eps, so a bias is annealed together with the dot products
+    scores = dense_scores(problem)
+    column, colder = torch.zeros_like(problem.log_mass), 1.0
+    for t in range(1, problem.iters + 1):
+        previous, colder = colder, t ** _power(debias)
+        column = column * (colder / previous) if debias else column
+        row = row_step(scores * colder, column)
+        column = column_step(scores * colder, row, problem.log_mass)
+    return row_softmax(scores * colder + column[:, None, :])
+
+
+def _power(debias: bool) -> float:
+    return 2 / 3 if debias else 1 / 2
+
+
+def _clean(problem: Problem, value: Tensor | None, debias: bool):
+    # the last temperature has the largest scores
+    colder = max(problem.iters, 1) ** _power(debias)
+    return clean_problem(problem, value, "problem", factor=colder)

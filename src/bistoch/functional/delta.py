@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask
+from bistoch.functional._nonfinite import Pairs, clean, show
 from bistoch.functional._operator import check_options, parse_operator
 from bistoch.functional._recompute import forgetful
 from bistoch.functional.elastic.pose import working_dtype
@@ -67,12 +68,12 @@ def delta_attention(
     operator = "delta_attention"
     batch = _inputs.check_tokens(operator, query, key, value)
     rule = Rule(window, sink, stride, correction, tail)
-    tokens = _pose(operator, batch, query, key, rule, mask, query_mask, key_mask)
+    tokens, value = _pose(operator, batch, query, key, value, rule, mask, query_mask, key_mask)
     attend = _inner(operator, inner, "attention")
     n, e = query.shape[-2], value.shape[-1]
     if n == 0:
         return query @ key.mT @ value
-    value = tokens.sort(value.to(tokens.query.dtype))
+    value = tokens.sort(value)
     with full_precision(query.device):
         output = _sparse_rows(attend, tokens, value, rule)
         if correction != "none":
@@ -83,7 +84,7 @@ def delta_attention(
             output = rule.correct(output, dense)
         if tail:
             output = _with_dense_tail(attend, tokens, value, output, min(tail, n))
-        output = tokens.unsort(output)
+        output = show(tokens.unsort(output), tokens.broken)
     return output.expand(*batch, n, e).to(query.dtype)
 
 
@@ -116,7 +117,7 @@ def delta_plan(
     operator = "delta_plan"
     batch = _inputs.check_tokens(operator, query, key)
     rule = Rule(window, sink, stride, correction, tail)
-    tokens = _pose(operator, batch, query, key, rule, mask, query_mask, key_mask)
+    tokens, _ = _pose(operator, batch, query, key, None, rule, mask, query_mask, key_mask)
     make = _inner(operator, inner, "plan")
     n = query.shape[-2]
     rows, keys = torch.arange(n, device=query.device)[:, None], torch.arange(n, device=query.device)
@@ -129,7 +130,7 @@ def delta_plan(
             plan = rule.correct(plan, dense[..., ::stride, :])
         if tail:
             plan = torch.where(tokens.after(tokens.first_of(tail))[0][..., None], dense, plan)
-        plan = tokens.unsort(tokens.unsort(plan).mT).mT
+        plan = show(tokens.unsort(tokens.unsort(plan).mT).mT, tokens.broken)
     return plan.expand(*batch, n, n).to(query.dtype)
 
 
@@ -169,6 +170,8 @@ class Tokens(NamedTuple):
     bias: Float[Tensor, "*b n"] | None
     real: Bool[Tensor, "*b n"] | None
     order: Int[Tensor, "*b n"] | None
+    # rows that are to be NaN, in the order of the tokens
+    broken: Bool[Tensor, "*#b n"] | None
     batch: torch.Size
 
     def expand(self, x: Tensor) -> Tensor:
@@ -269,7 +272,10 @@ def _with_dense_tail(
     return torch.where(is_tail[..., None], dense, output)
 
 
-def _pose(operator, batch, query, key, rule, mask, query_mask, key_mask) -> Tokens:
+def _pose(
+    operator, batch, query, key, value, rule, mask, query_mask, key_mask
+) -> tuple[Tokens, Any]:
+    """The tokens, and the values in working precision."""
     reason = "query t and key t belong to the same moment"
     _inputs.check_square(operator, query, key, reason)
     n, device = query.shape[-2], query.device
@@ -289,16 +295,23 @@ def _pose(operator, batch, query, key, rule, mask, query_mask, key_mask) -> Toke
         _inputs.check_shared_mask(operator, mask, reason)
         _inputs.check_mask(operator, mask, (*batch, n, n), device)
         shared = mask[..., 0, :] if mask.ndim > 1 else mask
-        seen = shared if shared.dtype == torch.bool else shared > -torch.inf
+        # a NaN is no minus infinity
+        seen = shared if shared.dtype == torch.bool else shared != -torch.inf
         real = seen if real is None else real & seen
         if shared.dtype != torch.bool:
             bias = shared.to(dtype).masked_fill(~seen, 0).expand(*batch, n)
+    query, key, value = (None if x is None else x.to(dtype) for x in (query, key, value))
+    # whether scores are too large is seen by the inner operator, which knows their scale
+    pairs = Pairs(None if bias is None else bias[..., None, :], None, real, real)
+    query, key, value, bias, broken = clean(query, key, value, pairs, None, "later")
+    bias = None if bias is None else bias[..., 0, :]
     if real is not None:
         real = real.expand(*batch, n)
         order = (~real).int().argsort(dim=-1, stable=True)
         bias = None if bias is None else bias.take_along_dim(order, -1)
-    tokens = Tokens(query.to(dtype), key.to(dtype), bias, real, order, batch)
-    return tokens._replace(query=tokens.sort(tokens.query), key=tokens.sort(tokens.key))
+    tokens = Tokens(query, key, bias, real, order, broken, batch)
+    tokens = tokens._replace(query=tokens.sort(tokens.query), key=tokens.sort(tokens.key))
+    return tokens, value
 
 
 def _inner(operator: str, text: str, part: str) -> Callable[..., Tensor]:

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask
+from bistoch.functional._nonfinite import clean_problem, show
 from bistoch.functional.elastic.api import attend, make_plan
-from bistoch.functional.elastic.pose import Options, pose
-from bistoch.functional.elastic.problem import dense_scores, full_precision
+from bistoch.functional.elastic.pose import Options, flatten, pose
+from bistoch.functional.elastic.problem import Problem, dense_scores, full_precision
 
 
 def hard_attention(
@@ -42,12 +43,16 @@ def hard_attention(
     batch = _inputs.check_tokens(operator, query, key, value)
     _inputs.check_flag(operator, "straight_through", straight_through)
     options = Options(1.0, eps, 1.0, iters, None, mask, query_mask, key_mask, None, scale)
-    chosen = _assign(operator, batch, query, key, options)
-    value = value.expand(*batch, *value.shape[-2:])
-    rows = torch.where(chosen < 0, 0, chosen)[..., None].expand(*chosen.shape, value.shape[-1])
+    problem = _pose(operator, batch, query, key, options)
+    with full_precision(query.device):
+        problem, values, broken = clean_problem(problem, flatten(value, batch), "problem")
+        chosen = _assign(problem)
+    shape = (*chosen.shape, value.shape[-1])
     if key.shape[-2] == 0:
-        return value.new_zeros(rows.shape)
-    output = value.gather(-2, rows).masked_fill((chosen < 0)[..., None], 0)
+        return value.new_zeros(*batch, *shape[1:])
+    rows = torch.where(chosen < 0, 0, chosen)[..., None].expand(shape)
+    output = show(values.gather(-2, rows).masked_fill((chosen < 0)[..., None], 0), broken)
+    output = output.reshape(*batch, *shape[1:]).to(query.dtype)
     if straight_through:
         soft = attend(operator, query, key, value.detach(), options, "auto")
         output = output + (soft - soft.detach())
@@ -89,24 +94,30 @@ def hard_plan(
     batch = _inputs.check_tokens(operator, query, key)
     _inputs.check_flag(operator, "straight_through", straight_through)
     options = Options(1.0, eps, 1.0, iters, None, mask, query_mask, key_mask, None, scale)
-    chosen = _assign(operator, batch, query, key, options)
+    problem = _pose(operator, batch, query, key, options)
+    with full_precision(query.device):
+        problem, _, broken = clean_problem(problem, None, "problem")
+        chosen = _assign(problem)
     plan = (chosen[..., None] == torch.arange(key.shape[-2], device=key.device)).to(query.dtype)
+    plan = show(plan, broken).reshape(*batch, *plan.shape[1:])
     if straight_through:
         soft = make_plan(operator, query, key, options, "auto")
         plan = plan + (soft - soft.detach())
     return plan
 
 
-def _assign(
+def _pose(
     operator: str, batch: torch.Size, query: Tensor, key: Tensor, options: Options
-) -> Int[Tensor, "*b n"]:
-    """The key of every query, -1 for a query that may see none."""
+) -> Problem:
     _inputs.check_eps(operator, options.eps, batch, query.device)
     # the temperature is that of the soft plan behind it
-    options = options._replace(eps=1.0)
-    with torch.no_grad(), full_precision(query.device):
-        scores = dense_scores(pose(operator, batch, query, key, options))
-        return assign(scores).reshape(*batch, query.shape[-2])
+    return pose(operator, batch, query, key, options._replace(eps=1.0))
+
+
+def _assign(problem: Problem) -> Int[Tensor, "B n"]:
+    """The key of every query, -1 for a query that may see none."""
+    with torch.no_grad():
+        return assign(dense_scores(problem))
 
 
 @torch.library.custom_op("bistoch::assign", mutates_args=())

@@ -18,6 +18,7 @@ from torch.nn.functional import pad as pad_axes
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
+from bistoch.functional._nonfinite import clean_problem, show
 from bistoch.functional._recompute import forgetful
 from bistoch.functional.elastic.pose import Options, flatten, pose
 from bistoch.functional.elastic.problem import Problem, first_omega, full_precision, row_softmax
@@ -145,7 +146,7 @@ def attend(
     n, m = query.shape[-2], key.shape[-2]
     if n == 0 or m == 0:
         return query @ key.mT @ value
-    value = flatten(value, batch)
+    problem, value, broken = clean_problem(problem, flatten(value, batch), "problem")
 
     def finish(base: Tensor, tilt: Tensor, column: Tensor, value: Tensor) -> Tensor:
         found = factor(blocks, Tangent(base, tilt), column)
@@ -156,7 +157,7 @@ def attend(
         blocks = cut(problem, block, pad)
         scores, column = solve(blocks, options, updates, pad)
         output = forgetful(blocks.pairs(), finish, *scores, column, _blocked(value, block, pad))
-        output = _joined(output, n, pad)
+        output = show(_joined(output, n, pad), broken)
     return output.reshape(*batch, n, value.shape[-1]).to(query.dtype)
 
 
@@ -169,13 +170,14 @@ def dense(
     n, m = query.shape[-2], key.shape[-2]
     if n == 0 or m == 0:
         return query @ key.mT
+    problem, _, broken = clean_problem(problem, None, "problem")
     with full_precision(query.device):
         blocks = cut(problem, block, pad)
         found = factor(blocks, *solve(blocks, options, updates, pad))
         plan = torch.einsum("zpkl,zkpi->zkilp", found.log_between.exp(), found.within)
         # join the axes of the keys, then those of the queries
         plan = _joined(plan.flatten(3, 4), m, pad).mT
-        plan = _joined(plan.unflatten(1, (-1, block)), n, pad)
+        plan = show(_joined(plan.unflatten(1, (-1, block)), n, pad), broken)
     return plan.reshape(*batch, n, m).to(query.dtype)
 
 

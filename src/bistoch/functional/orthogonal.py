@@ -1,5 +1,7 @@
 """Orthogonal attention: the squared entries of an orthogonal or unitary matrix are a plan."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -39,12 +41,12 @@ def orthogonal_attention(
     """
     operator = "orthogonal_attention"
     batch = _inputs.check_tokens(operator, query, key, value)
-    plan = _plan(
-        operator, batch, query, key, method, ancilla, ridge,
+    plan, value = _plan(
+        operator, batch, query, key, value, method, ancilla, ridge,
         {"eps": eps, "mask": mask, "query_mask": query_mask, "key_mask": key_mask, "scale": scale},
     )  # fmt: skip
     with full_precision(query.device):
-        return (plan @ value.to(plan.dtype)).to(query.dtype)
+        return (plan @ value.reshape(*batch, *value.shape[1:])).to(query.dtype)
 
 
 def orthogonal_plan(
@@ -89,14 +91,17 @@ def orthogonal_plan(
     """
     operator = "orthogonal_plan"
     batch = _inputs.check_tokens(operator, query, key)
-    plan = _plan(
-        operator, batch, query, key, method, ancilla, ridge,
+    plan, _ = _plan(
+        operator, batch, query, key, None, method, ancilla, ridge,
         {"eps": eps, "mask": mask, "query_mask": query_mask, "key_mask": key_mask, "scale": scale},
     )  # fmt: skip
     return plan.to(query.dtype)
 
 
-def _plan(operator, batch, query, key, method, ancilla, ridge, options) -> Float[Tensor, "*b n n"]:
+def _plan(
+    operator, batch, query, key, value, method, ancilla, ridge, options
+) -> tuple[Float[Tensor, "*b n n"], Any]:
+    """The plan in working precision, and the values to apply it to."""
     _inputs.check_choice(operator, "method", method, METHODS)
     _inputs.check_count(operator, "ancilla", ancilla, least=1)
     _inputs.check_ridge(operator, ridge)
@@ -106,14 +111,14 @@ def _plan(operator, batch, query, key, method, ancilla, ridge, options) -> Float
             # what earlier keys leave of a column may be as short as the ridge: a difference that
             # costs four digits, which the double of float32 has
             query, key = query.double(), key.double()
-        square = square_scores(operator, batch, query, key, **options)
+        square = square_scores(operator, batch, query, key, value, **options)
         if method == "qr":
             plan = _by_directions(square.scores, square.real, ancilla, ridge)
         elif method == "lq":
             plan = _by_directions(square.scores.mT, square.real, ancilla, ridge).mT
         else:
             plan = _by_rotation(square.scores, method, ancilla)
-        return restore(plan.to(dtype), square, batch)
+        return restore(plan.to(dtype), square, batch), square.value
 
 
 def _by_directions(

@@ -52,13 +52,13 @@ def quantum_attention(
     operator = "quantum_attention"
     batch = _inputs.check_tokens(operator, query, key, value)
     circuit = Circuit(theta, ansatz, layers, ancilla, qubits)
-    plan = _plan(
-        operator, batch, query, key, circuit, eps=eps, mask=mask, query_mask=query_mask,
+    plan, value = _plan(
+        operator, batch, query, key, value, circuit, eps=eps, mask=mask, query_mask=query_mask,
         key_mask=key_mask, scale=scale,
     )  # fmt: skip
     plan = _measure(operator, plan, shots, generator)
     with full_precision(query.device):
-        return (plan @ value.to(plan.dtype)).to(query.dtype)
+        return (plan @ value.reshape(*batch, *value.shape[1:])).to(query.dtype)
 
 
 def quantum_plan(
@@ -112,8 +112,8 @@ def quantum_plan(
     operator = "quantum_plan"
     batch = _inputs.check_tokens(operator, query, key)
     circuit = Circuit(theta, ansatz, layers, ancilla, qubits)
-    plan = _plan(
-        operator, batch, query, key, circuit, eps=eps, mask=mask, query_mask=query_mask,
+    plan, _ = _plan(
+        operator, batch, query, key, None, circuit, eps=eps, mask=mask, query_mask=query_mask,
         key_mask=key_mask, scale=scale,
     )  # fmt: skip
     plan = _measure(operator, plan, shots, generator)
@@ -151,9 +151,10 @@ def default_theta(length: int, like: Tensor) -> Float[Tensor, "length"]:
 
 
 def _plan(
-    operator: str, batch: torch.Size, query: Tensor, key: Tensor, circuit: Circuit, **options: Any
-) -> Float[Tensor, "*b n n"]:
-    """The exact plan in working precision."""
+    operator: str, batch: torch.Size, query: Tensor, key: Tensor, value: Tensor | None,
+    circuit: Circuit, **options: Any,
+) -> tuple[Float[Tensor, "*b n n"], Any]:  # fmt: skip
+    """The exact plan in working precision, and the values to apply it to."""
     _inputs.check_circuit(operator, circuit.ansatz, circuit.layers, circuit.ancilla, ANSAETZE)
     n = query.shape[-2]
     qubits = token_qubits(n) if circuit.qubits is None else circuit.qubits
@@ -162,7 +163,7 @@ def _plan(
     if circuit.theta is not None:
         _inputs.check_theta(operator, circuit.theta, length, batch, n, query.device)
     with full_precision(query.device):
-        square = square_scores(operator, batch, query, key, **options)
+        square = square_scores(operator, batch, query, key, value, **options)
         theta = default_theta(length, square.scores) if circuit.theta is None else circuit.theta
         theta = theta.to(square.scores).expand(*batch, length).reshape(-1, length)
         plan = _draw(square.scores, theta, qubits, circuit)
@@ -172,7 +173,7 @@ def _plan(
             if real is None:
                 real = plan.new_ones(len(plan), n, dtype=torch.bool)
             plan = stochastic_complement(plan, pad(real, (0, missing)))[:, :n, :n]
-        return restore(plan, square, batch)
+        return restore(plan, square, batch), square.value
 
 
 def _draw(
@@ -220,7 +221,8 @@ def _measure(
     with torch.no_grad():
         # added from the end, so that the last key of a row gets what is left with probability one
         tails = plan.double().flip(-1).cumsum(-1).flip(-1)
-        chances = plan / torch.where(tails > 0, tails, 1)
+        # a row of NaN cannot be drawn from, and stays one
+        chances = (plan / torch.where(tails > 0, tails, 1)).nan_to_num(0.0)
         left = shots * tails.gt(0).any(-1).double()
         counts = torch.zeros_like(tails)
         for key in range(plan.shape[-1]):

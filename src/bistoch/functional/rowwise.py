@@ -11,8 +11,9 @@ from torch import Tensor
 
 from bistoch.functional import _inputs, _rowmaps
 from bistoch.functional._inputs import Mask, Option
+from bistoch.functional._nonfinite import clean_problem, show
 from bistoch.functional.elastic.pose import Options, flatten, per_problem, pose
-from bistoch.functional.elastic.problem import dense_scores, full_precision
+from bistoch.functional.elastic.problem import Problem, dense_scores, full_precision
 
 # a map from a matrix of scores to a matrix of weights
 RowMap = Callable[[Tensor], Tensor]
@@ -307,25 +308,26 @@ def normsoftmax_plan(
 def _attend(operator, weigh: RowMap, query, key, value, *options) -> Tensor:
     """Weigh the values; nothing is hidden from the gradient, so the matrix is kept."""
     batch = _inputs.check_tokens(operator, query, key, value)
-    plan = _dense(operator, weigh, batch, query, key, *options)
+    problem = _pose(operator, batch, query, key, *options)
+    problem, value, broken = clean_problem(problem, flatten(value, batch), "row")
     with full_precision(query.device):
-        output = plan @ flatten(value, batch)
+        output = show(weigh(dense_scores(problem)) @ value, broken)
     return output.reshape(*batch, *output.shape[1:]).to(query.dtype)
 
 
 def weigh_rows(operator, weigh: RowMap, query, key, *options) -> Tensor:
     """The plan that a map makes of the scores, checked and posed like those of all operators."""
     batch = _inputs.check_tokens(operator, query, key)
-    plan = _dense(operator, weigh, batch, query, key, *options)
+    problem = _pose(operator, batch, query, key, *options)
+    problem, _, broken = clean_problem(problem, None, "row")
+    with full_precision(query.device):
+        plan = show(weigh(dense_scores(problem)), broken)
     return plan.reshape(*batch, *plan.shape[1:]).to(query.dtype)
 
 
-def _dense(
-    operator, weigh: RowMap, batch, query, key, eps, mask, query_mask, key_mask, scale
-) -> Float[Tensor, "B n m"]:
+def _pose(operator, batch, query, key, eps, mask, query_mask, key_mask, scale) -> Problem:
     options = Options(0.0, eps, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
-    with full_precision(query.device):
-        return weigh(dense_scores(pose(operator, batch, query, key, options)))
+    return pose(operator, batch, query, key, options)
 
 
 def _shifted(operator: str, shift: Option | None, query: Tensor, key: Tensor) -> RowMap:

@@ -9,9 +9,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
-from bistoch.functional.elastic.api import make_plan
-from bistoch.functional.elastic.pose import Options
-from bistoch.functional.elastic.problem import full_precision
+from bistoch.functional._nonfinite import Pairs, clean, show
+from bistoch.functional.elastic.problem import full_precision, row_softmax
+from bistoch.functional.rowwise import weigh_rows
 
 
 def softmax_attention(
@@ -43,18 +43,22 @@ def softmax_attention(
     _inputs.check_eps(operator, eps, batch, query.device)
     _inputs.check_scale(operator, scale)
     scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
+    _check_masks(operator, (*batch, n, m), query.device, mask, query_mask, key_mask)
+    query, key, value, mask, broken = clean(
+        query, key, value, Pairs(mask, None, query_mask, key_mask), scale / eps, "row"
+    )
     if isinstance(eps, Tensor):
         # a temperature per problem rides on the queries
         query, scale = query * (scale / eps[..., None, None]).to(query.dtype), 1.0
     else:
         scale = scale / eps
-    bias, dead = _join_masks(operator, (*batch, n, m), query, mask, query_mask, key_mask)
+    bias, dead = _join_masks(n, m, query, mask, query_mask, key_mask)
     query, key, value = (x.expand(*batch, *x.shape[-2:]) for x in (query, key, value))
     if m == 0:
         return value.new_zeros(*batch, n, value.shape[-1])
     with full_precision(query.device):
         output = scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
-    return output if dead is None else output.masked_fill(dead[..., None], 0)
+    return show(output if dead is None else output.masked_fill(dead[..., None], 0), broken)
 
 
 def softmax_plan(
@@ -76,26 +80,32 @@ def softmax_plan(
     >>> bool(torch.allclose(bistoch.softmax_plan(q, k), (q @ k.T / 2).softmax(-1), atol=1e-6))
     True
     """
-    options = Options(0.0, eps, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
-    return make_plan("softmax_plan", query, key, options, "reference")
+    return weigh_rows(
+        "softmax_plan", row_softmax, query, key, eps, mask, query_mask, key_mask, scale
+    )
 
 
-def _join_masks(operator, shape, query, mask, query_mask, key_mask):
-    """One mask for torch's kernel, in which every row sees a key, and the rows that should not."""
+def _check_masks(operator, shape, device, mask, query_mask, key_mask) -> None:
     *batch, n, m = shape
+    if mask is not None:
+        _inputs.check_mask(operator, mask, shape, device)
+    if key_mask is not None:
+        _inputs.check_padding(operator, "key_mask", key_mask, (*batch, m), device)
+    if query_mask is not None:
+        _inputs.check_padding(operator, "query_mask", query_mask, (*batch, n), device)
+
+
+def _join_masks(n, m, query, mask, query_mask, key_mask):
+    """One mask for torch's kernel, in which every row sees a key, and the rows that should not."""
     allowed = bias = None
     if mask is not None:
-        _inputs.check_mask(operator, mask, shape, query.device)
         if mask.dtype == torch.bool:
             allowed = mask
         else:
             bias, allowed = mask.to(query.dtype), mask > -torch.inf
     if key_mask is not None:
-        _inputs.check_padding(operator, "key_mask", key_mask, (*batch, m), query.device)
         seen = key_mask[..., None, :]
         allowed = seen if allowed is None else allowed & seen
-    if query_mask is not None:
-        _inputs.check_padding(operator, "query_mask", query_mask, (*batch, n), query.device)
     if allowed is None:
         return None, None if query_mask is None else ~query_mask
     dead = ~allowed.any(-1)

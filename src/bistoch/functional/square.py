@@ -8,20 +8,25 @@ from torch import Tensor
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
-from bistoch.functional.elastic.pose import Options, pose
+from bistoch.functional._nonfinite import clean_problem, show
+from bistoch.functional.elastic.pose import Options, flatten, pose
 
 
 class Square(NamedTuple):
     """Scores of as many real queries as real keys, moved to the front; all others are zero.
 
     `real` marks the places in front, and `rows` and `columns` say to which place every query and
-    every key went; the three are None if nothing is padded.
+    every key went; the three are None if nothing is padded. `value` and `broken` are in the order
+    of the tokens.
     """
 
     scores: Float[Tensor, "B n n"]
     real: Bool[Tensor, "B n"] | None
     rows: Int[Tensor, "B n"] | None
     columns: Int[Tensor, "B n"] | None
+    # values in which what is not finite is zero, and the rows that depend on what is not finite
+    value: Float[Tensor, "B n e"] | None
+    broken: Bool[Tensor, "B n"] | None
 
 
 def square_scores(
@@ -29,6 +34,7 @@ def square_scores(
     batch: torch.Size,
     query: Tensor,
     key: Tensor,
+    value: Tensor | None,
     *,
     eps: Option,
     mask: Mask | None,
@@ -42,14 +48,18 @@ def square_scores(
     options = Options(1.0, eps, 1.0, 0, None, None, query_mask, key_mask, None, scale)
     problem = pose(operator, batch, query, key, options)
     _inputs.check_equal_padding(operator, problem.query_mask, problem.key_mask, query.shape[-2])
+    value = None if value is None else flatten(value, batch)
+    # very large scores are limited below, and break nothing
+    problem, value, broken = clean_problem(problem, value, "problem", factor=None)
     query, key = problem.query, problem.key
     if problem.query_mask is None and problem.key_mask is None:
-        return Square(_scores(query, key, problem.sharpness), None, None, None)
+        scores = _scores(query, key, problem.sharpness)
+        return Square(scores, None, None, None, value, broken)
     query, real_queries, rows = _real_first(query, problem.query_mask)
     key, real_keys, columns = _real_first(key, problem.key_mask)
     real = real_queries & real_keys
     query, key = (tokens.masked_fill(~real[..., None], 0) for tokens in (query, key))
-    return Square(_scores(query, key, problem.sharpness), real, rows, columns)
+    return Square(_scores(query, key, problem.sharpness), real, rows, columns, value, broken)
 
 
 def restore(
@@ -60,7 +70,7 @@ def restore(
         pairs = square.real[:, :, None] & square.real[:, None, :]
         plan = _move(plan.masked_fill(~pairs, 0), square.rows)
         plan = _move(plan.mT, square.columns).mT
-    return plan.reshape(*batch, *plan.shape[1:])
+    return show(plan, square.broken).reshape(*batch, *plan.shape[1:])
 
 
 def stochastic_complement(

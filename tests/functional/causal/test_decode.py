@@ -77,6 +77,32 @@ def test_states_are_the_same_after_any_cut():
             torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("backend", ["reference", "streaming"])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_any_cut_of_a_broken_sequence_is_one_call(backend, number):
+    for place in range(3):
+        leaves = [x.clone() for x in tokens()]
+        leaves[place][1, 2, 6, -1] = number
+        wanted = bistoch.causal_elastic_attention(*leaves, block=BLOCK, backend=backend)
+        assert torch.equal(wanted[1, 2].isnan().any(-1), torch.arange(N) >= 6)
+        for cuts in CUTS.values():
+            found, state = decode(cuts, *leaves, backend=backend)
+            torch.testing.assert_close(found, wanted, equal_nan=True)
+            assert state.level.isnan().sum() == 1
+            assert state.level[1, 2].isnan()
+
+
+def test_a_broken_state_is_not_healed_by_padding():
+    q, k, v = tokens()
+    q[1, 2, 6] = torch.nan
+    real = (torch.arange(N) < 9).expand(2, 3, N)
+    found, _ = decode([9, 5, 15], q, k, v, key_mask=real)
+    assert not found[..., 9:, :].any()
+    real = (torch.arange(N) < 9) | (torch.arange(N) >= 14)
+    found, _ = decode([9, 5, 15], q, k, v, key_mask=real.expand(2, 3, N))
+    assert found[1, 2, 14:].isnan().all()
+
+
 def test_beams_are_reordered_with_the_cache():
     q, k, v = tokens()
     order, half = torch.tensor([1, 0, 1, 1]), 13

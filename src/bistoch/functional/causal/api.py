@@ -7,9 +7,10 @@ from torch import Tensor
 from bistoch.functional import _inputs
 from bistoch.functional._backend import HAS_NUMBA, choose_backend
 from bistoch.functional._inputs import Mask, Option
+from bistoch.functional._nonfinite import show
 from bistoch.functional.causal import operator as kernels
 from bistoch.functional.causal import reference, streaming
-from bistoch.functional.causal.pose import Rule, pose_stream, sort_real, unsort
+from bistoch.functional.causal.pose import Rule, clean_stream, pose_stream, sort_real, unsort
 from bistoch.functional.causal.problem import Stream, cut, open_account
 from bistoch.functional.elastic.problem import full_precision
 
@@ -122,12 +123,13 @@ def _attend(
     with full_precision(query.device):
         stream = pose_stream(operator, batch, query, key, value, rule, mask, query_mask, key_mask)
         chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(stream))
+        stream, broken = clean_stream(stream)
         stream, order = sort_real(stream)
         if chosen == "cpu":
             result = kernels.attend(stream)
         else:
             result, _ = RUN[chosen](stream, open_account(stream), cut(query.shape[-2], rule.block))
-        result = unsort(result, order)
+        result = show(unsort(result, order), broken)
     return result.reshape(*batch, *result.shape[1:]).to(query.dtype)
 
 

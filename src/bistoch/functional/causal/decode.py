@@ -10,8 +10,9 @@ from torch import Tensor
 from bistoch.functional import _inputs
 from bistoch.functional._backend import choose_backend
 from bistoch.functional._inputs import Mask, Option
+from bistoch.functional._nonfinite import show
 from bistoch.functional.causal.api import BACKENDS, RUN
-from bistoch.functional.causal.pose import Rule, pose_stream
+from bistoch.functional.causal.pose import Rule, clean_stream, pose_stream
 from bistoch.functional.causal.problem import Account, Piece, Stream, open_account
 from bistoch.functional.elastic.problem import full_precision
 
@@ -25,6 +26,9 @@ class CausalState(NamedTuple):
         wanted: what uniform causal attention would have given, (*b, m).
         level: the log of wanted over received with which a new key begins, (*b).
         position: how many real tokens there were, (*b).
+
+    After a row that is NaN, because of a NaN or an infinity in the input, bias, received and level
+    are NaN, and so are all rows to come.
     """
 
     bias: Float[Tensor, "*b m"]
@@ -111,8 +115,15 @@ def causal_elastic_step(
     with full_precision(query.device):
         stream = pose_stream(operator, batch, query, key, value, rule, mask, query_mask, key_mask)
         account, position = _resume(operator, state, stream, batch)
+        stream, broken = clean_stream(stream, None if state is None else account.level)
+        before = account.level
+        if broken is not None:
+            account = Account(*(column.nan_to_num(0.0) for column in account))
         pieces, position = _cut_between(stream, position, block)
         result, account = run(stream, account, pieces)
+        if broken is not None:
+            result = show(result, broken)
+            account = _break(account, broken.any(-1) | ~before.isfinite())
     bias, received, wanted = (column.reshape(*batch, stop) for column in account[:3])
     level, position = account.level.reshape(batch), position.reshape(batch)
     after = CausalState(bias, received, wanted, level, position)
@@ -138,6 +149,16 @@ def _resume(
         level,
     )
     return account, state.position.expand(batch).reshape(-1)
+
+
+def _break(account: Account, lost: Bool[Tensor, "B"]) -> Account:
+    """An account by which the rows to come know that one before them was NaN."""
+    factor = torch.where(lost, torch.nan, 1.0).to(account.level)
+    return account._replace(
+        bias=account.bias * factor[:, None],
+        received=account.received * factor[:, None],
+        level=account.level * factor,
+    )
 
 
 def _cut_between(

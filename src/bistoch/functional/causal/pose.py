@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
+from bistoch.functional._nonfinite import Pairs, clean
 from bistoch.functional.causal.problem import Stream
 from bistoch.functional.elastic.pose import Options, flatten, pose
 
@@ -52,6 +53,24 @@ def pose_stream(
         block=rule.block,
         prior=rule.prior,
     )
+
+
+def clean_stream(
+    stream: Stream, level: Float[Tensor, "B"] | None = None
+) -> tuple[Stream, Bool[Tensor, "B n"] | None]:
+    """A stream in which all is finite, and the rows that are to be NaN.
+
+    These are the first row that sees what is not finite, and all rows after it; all rows, if such a
+    row came before, which the level of an account tells.
+    """
+    real = stream.real
+    new = None if real is None else real[:, real.shape[1] - stream.query.shape[1] :]
+    query, key, value, mask, broken = clean(
+        stream.query, stream.key, stream.value, Pairs(stream.mask, stream.mask_index, new, real),
+        stream.sharpness, "later", options=(stream.sharpness, stream.lam),
+        others=() if level is None else (level,),
+    )  # fmt: skip
+    return stream._replace(query=query, key=key, value=value, mask=mask), broken
 
 
 def sort_real(stream: Stream) -> tuple[Stream, Int[Tensor, "B n"] | None]:

@@ -1,6 +1,7 @@
 """The public functions: check, then the dense specification or the moving of values."""
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
+from bistoch.functional._nonfinite import Pairs, clean, show
 from bistoch.functional.elastic.pose import flatten, per_problem
 from bistoch.functional.elastic.problem import full_precision
 from bistoch.functional.sliced.reference import Problem, average_plan
@@ -48,14 +50,13 @@ def sliced_attention(
     batch = _inputs.check_tokens(operator, query, key, value)
     n, m = query.shape[-2], key.shape[-2]
     with full_precision(query.device):
-        problem = _pose(
-            operator, batch, query, key, eps, tau, directions, mask, query_mask, key_mask
+        problem, values, broken = _pose(
+            operator, batch, query, key, value, eps, tau, directions, mask, query_mask, key_mask
         )
         if n == 0 or m == 0:
             return query.new_zeros(*batch, n, value.shape[-1])
-        values = flatten(value, batch).masked_fill(~problem.key_real[:, :, None], 0)
         is_padded = query_mask is not None or key_mask is not None
-        output = attend(problem, values, quantile_pieces(problem, is_padded))
+        output = show(attend(problem, values, quantile_pieces(problem, is_padded)), broken)
     return output.reshape(*batch, n, value.shape[-1]).to(query.dtype)
 
 
@@ -99,14 +100,17 @@ def sliced_plan(
     operator = "sliced_plan"
     batch = _inputs.check_tokens(operator, query, key)
     with full_precision(query.device):
-        problem = _pose(
-            operator, batch, query, key, eps, tau, directions, mask, query_mask, key_mask
+        problem, _, broken = _pose(
+            operator, batch, query, key, None, eps, tau, directions, mask, query_mask, key_mask
         )
-        plan = average_plan(problem)
+        plan = show(average_plan(problem), broken)
     return plan.reshape(*batch, *plan.shape[1:]).to(query.dtype)
 
 
-def _pose(operator, batch, query, key, eps, tau, directions, mask, query_mask, key_mask) -> Problem:
+def _pose(
+    operator, batch, query, key, value, eps, tau, directions, mask, query_mask, key_mask
+) -> tuple[Problem, Any, Any]:
+    """The problem, the values to move, and the rows that are to be NaN."""
     _inputs.refuse_pairs(operator, mask, "a sort knows an order of tokens and no pairs")
     _inputs.check_blur(operator, eps, batch, query.device)
     _inputs.check_tau(operator, tau, batch, query.device)
@@ -118,14 +122,24 @@ def _pose(operator, batch, query, key, eps, tau, directions, mask, query_mask, k
         else:
             _inputs.check_padding(operator, name, given, shape, query.device)
         reals.append(given.expand(shape).reshape(math.prod(batch), tokens.shape[-2]))
-    # whatever stands in padding, it must not reach a sum
-    query, key = (
-        flatten(tokens, batch).masked_fill(~real[:, :, None], 0)
-        for tokens, real in zip((query, key), reals, strict=True)
-    )
+    query, key = flatten(query, batch), flatten(key, batch)
+    lines = None
     if directions is not None:
         _inputs.check_vectors(operator, "directions", directions, query, batch)
         lines = flatten(directions.to(query.dtype), batch)
+    options = [per_problem(option, batch, query) for option in (tau, eps)]
+    query, key, value, _, broken = clean(
+        query, key, None if value is None else flatten(value, batch),
+        Pairs(None, None, *reals), None, "problem", options=options,
+        others=() if lines is None else (lines,),
+    )  # fmt: skip
+    # whatever stands in padding, it must not reach a sum
+    query, key, value = (
+        None if tokens is None else tokens.masked_fill(~real[:, :, None], 0)
+        for tokens, real in zip((query, key, value), (*reals, reals[1]), strict=True)
+    )
+    if lines is not None:
+        lines = lines.nan_to_num(0.0, 0.0, 0.0)
         places = [lines @ tokens.mT for tokens in (query, key)]
     elif query.shape[-1]:
         places = [query.mT, key.mT]
@@ -140,13 +154,14 @@ def _pose(operator, batch, query, key, eps, tau, directions, mask, query_mask, k
         for tokens, real in zip((query, key), reals, strict=True)
     )
     is_hard = not isinstance(eps, Tensor) and eps == 0
-    return Problem(
+    problem = Problem(
         query=query,
         key=key,
         query_place=places[0],
         key_place=places[1],
         query_real=reals[0],
         key_real=reals[1],
-        tau=per_problem(tau, batch, query),
-        eps=None if is_hard else per_problem(eps, batch, query),
+        tau=options[0],
+        eps=None if is_hard else options[1],
     )
+    return problem, value, broken
