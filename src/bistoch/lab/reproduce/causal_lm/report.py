@@ -56,7 +56,7 @@ def write_report(found: Found, folder: Path, console: Console) -> Path:
     report.text(
         f"Models of the next character of {plan['data']}: {plan['depth']} blocks, {plan['dim']} "
         f"features, {plan['heads']} heads, rotary places unless said otherwise, "
-        f"{found['rows'][0]['steps']} steps of {recipe['batch']} windows of {short} characters; "
+        f"{found['rows'][0]['steps']} steps of {recipe['batch_size']} windows of {short} characters; "
         f"causal balance in blocks of {plan['block']}. For one seed all lines start from the same "
         "weights and see the same windows in the same order. The controls are softmax with a bias "
         "of the size of that of lam 1: its mean per distance, that of another text of the batch, "
