@@ -1,5 +1,9 @@
 """The elastic operator on CPUs: Numba kernels in a bounded workspace, forward and exact backward.
 
+Every problem runs in the kernels, both ways, whatever its size. What `streaming` does here is part
+of this backend and documented as such (docs/cpu.md): the gradient of a head whose factors leave the
+range of floats, which only logarithms can hold, and results without a single pair of tokens.
+
 Numba is imported, and its kernels are compiled or read from its cache, at the first call.
 """
 
@@ -17,7 +21,7 @@ from bistoch.functional.elastic.operator import Gradients, History, Upstream, re
 from bistoch.functional.elastic.problem import Problem, Solution
 
 # bytes of working memory for all threads together; a head that needs more is computed without
-# storing its kernel matrix
+# storing its matrices, in blocks of rows that are made again in every pass
 WORKSPACE_BYTES = 256 << 20
 # bytes of a kernel matrix up to which every thread works on a head of its own; beyond, the heads of
 # two threads would push each other out of the cache, and all threads share one head
@@ -34,6 +38,7 @@ def _forward(problem: Problem, value: Tensor, solution: Solution, history: Histo
             '.cpu(), or choose backend="streaming"'
         )
     if _is_empty(problem):
+        # nothing to compute, only zeros and minus infinities to put into their places
         streaming.forward(problem, value, solution, history)
         return
     exact_error = value.shape[2] == 0 or problem.tol is not None
@@ -48,14 +53,10 @@ def _backward(
     upstream: Upstream,
     grads: Gradients,
 ) -> None:
-    n, m = problem.query.shape[1], problem.key.shape[1]
-    size = problem.query.element_size()
-    # two matrices, and the two thin ones whose product holds all iterations
-    elements = 2 * n * kernel_module("cpu_head").padded(m, size) + 2 * problem.iters * (n + m)
-    if _is_empty(problem) or elements * size > WORKSPACE_BYTES:
+    if _is_empty(problem):
+        # no pair of tokens, so nothing depends on anything
         for field in grads:
             field.zero_()
-        gradient.backward(problem, value, solution, history, upstream, grads)
         return
     unsafe = _run(problem, value, solution, history, upstream, grads)
     for index in unsafe:
@@ -72,6 +73,8 @@ def _differentiate_in_logs(
 ) -> None:
     """One head whose factors leave the range of the kernels, by `streaming` from the start.
 
+    The kernels multiply factors; where those differ by more than floats can hold, logarithms are
+    the only way to the same gradient, and tiles of rows the way to have them in linear memory.
     The history is made anew, since in the log domain its row potentials must be the rounded ones.
     """
     some = slice(index, index + 1)
@@ -123,13 +126,24 @@ def _layout(
     block = max(64, min(256, block_bytes // max(m * size, 1)) // 8 * 8)
     block = max(1, min(block, n) if n <= 128 else block)
     stride = head.padded(m, size)
-    elements = head.head_elements(n, m, e, stride, iters, n, backward)
-    each = slots * head.slot_elements(m, d, e, stride, block, backward)
     stored = n
-    if not backward and workers * (elements + each) * size > workspace_bytes:
+
+    def elements() -> int:
+        each = head.slot_elements(m, d, e, stride, block, backward)
+        own = head.head_elements(n, m, e, stride, iters, stored, backward)
+        return head.padded(own + slots * each, size)
+
+    at_once = workspace_bytes // (elements() * size)
+    if at_once:
+        # fewer heads at a time rather than heads that are not stored
+        workers = min(workers, at_once)
+    else:
+        # rows in work at a time: of K, or of the three matrices of the backward
+        rows = workspace_bytes // (workers * (3 if backward else 1) * stride * size)
+        slots = max(1, min(slots, rows // 8))
+        block = max(8, min(block, rows // slots // 8 * 8))
         stored = block * slots
-        elements = head.head_elements(n, m, e, stride, iters, stored, backward)
-    return Layout(workers, slots, block, stored, stride, head.padded(elements + each, size))
+    return Layout(workers, slots, block, stored, stride, elements())
 
 
 class Form(NamedTuple):

@@ -4,6 +4,7 @@ Every matrix of the exact gradient (docs/gradient.md) is a rescaled plan,
 `C = P * (a c^T)` and `R = P * (a r^T)`, with `a = 1 / (P r)`, `r = exp(g^t - g)` and c from the
 column totals of iteration t. So an iteration is one pass over P for the vectors, and the sum over
 iterations is `P * (left right^T)`: one product of rank twice the iterations, block by block.
+Without room for P, every pass makes its blocks again, and memory stays linear in n + m.
 """
 
 from bistoch.functional.elastic.cpu_array import matrix, part, row_at, start_of, vector
@@ -16,6 +17,7 @@ from bistoch.functional.elastic.cpu_head import (
     SUM,
     WEIGHT,
     behind_vectors,
+    block_place,
     build_block,
     kernel_of,
     low_rank,
@@ -38,6 +40,7 @@ from bistoch.functional.elastic.cpu_runtime import (
     kind_of,
     matmul,
     size_of,
+    stay_apart,
 )
 from bistoch.functional.elastic.cpu_vector import (
     add_vectors,
@@ -54,7 +57,7 @@ from bistoch.functional.elastic.cpu_vector import (
 @jit
 def scores_grad_of(job, space, like):
     """The second stored matrix: Z, and in the end the gradient of the scores."""
-    return matrix(behind_vectors(job, space, like), job.n, job.stride, like)
+    return matrix(behind_vectors(job, space, like), job.stored_rows, job.stride, like)
 
 
 @jit
@@ -83,12 +86,9 @@ def prepare(pointer):
     """Phase: P, Z = P * (dP - row means), which is what the last row step sends on, and dV."""
     like, phase = kind_of(pointer), open_phase(pointer)
     job = open_job(phase.job_at)
-    n, m, e, one, zero = job.n, job.m, job.e, like(1), like(0)
+    m, e, one, zero = job.m, job.e, like(1), like(0)
     kernel, second = kernel_of(job, phase.space, like), scores_grad_of(job, phase.space, like)
-    factor = over_queries(job, phase.space, FACTOR, like)
-    output_grad = of_head(job.output_grad_at, phase.index, n, e, like)
-    arriving = job.row_grad_at + phase.index * n * size_of(like)
-    row_grad = vector(arriving, n if job.row_grad_at else 0, like)
+    output_grad = of_head(job.output_grad_at, phase.index, job.n, e, like)
     slot, tried = next_slot(job, pointer, 0), 1
     while slot >= 0:
         totals = of_slot(job, phase.space, slot, SUM, like)
@@ -99,21 +99,10 @@ def prepare(pointer):
         first, last = rows_of_slot(job, slot)
         for start in range(first, last, job.block):
             end = min(start + job.block, last)
-            plan, grad = part(kernel, start, end), part(second, start, end)
-            build_block(job, phase.index, phase.space, start, end, plan, like)
-            if e:
-                matmul(
-                    job.gemm, TRANSPOSED, PLAIN, m, end - start, e, one,
-                    job.value_at + phase.index * m * e * size_of(like), e,
-                    row_at(output_grad, start), e, zero, start_of(grad), job.stride,
-                )  # fmt: skip
-            else:
-                grad[:] = zero
-            for i in range(start, end):
-                row = i - start
-                extra = row_grad[i] if job.row_grad_at else zero
-                grad[row, m:] = zero
-                centre_row(plan[row], grad[row], factor[i], extra, partial)
+            place = block_place(job, start, slot)
+            plan = part(kernel, place, place + end - start)
+            grad = part(second, place, place + end - start)
+            prepare_block(job, phase.index, phase.space, start, end, plan, grad, partial, like)
             flush(totals, partial)
             if e:
                 matmul(
@@ -122,6 +111,44 @@ def prepare(pointer):
                     one if start > first else zero, start_of(value_grad), e,
                 )  # fmt: skip
         slot, tried = next_slot(job, pointer, tried), tried + 1
+
+
+@jit
+def prepare_block(job, index, space, start, end, plan, grad, totals, like):
+    """A block of P and of Z, and the sums of its columns added to the totals."""
+    stay_apart()
+    n, m, e, one, zero = job.n, job.m, job.e, like(1), like(0)
+    factor = over_queries(job, space, FACTOR, like)
+    arriving = job.row_grad_at + index * n * size_of(like)
+    row_grad = vector(arriving, n if job.row_grad_at else 0, like)
+    build_block(job, index, space, start, end, plan, like)
+    if e:
+        output_grad = of_head(job.output_grad_at, index, n, e, like)
+        matmul(
+            job.gemm, TRANSPOSED, PLAIN, m, end - start, e, one,
+            job.value_at + index * m * e * size_of(like), e,
+            row_at(output_grad, start), e, zero, start_of(grad), job.stride,
+        )  # fmt: skip
+    else:
+        grad[:] = zero
+    for i in range(start, end):
+        row = i - start
+        extra = row_grad[i] if job.row_grad_at else zero
+        grad[row, m:] = zero
+        centre_row(plan[row], grad[row], factor[i], extra, totals)
+
+
+@jit
+def rebuild_plan(job, index, space, start, end, plan, like):
+    """A block of P alone."""
+    stay_apart()
+    factor = over_queries(job, space, FACTOR, like)
+    wide, length = lanes_of(like) * size_of(like), job.stride * size_of(like)
+    build_block(job, index, space, start, end, plan, like)
+    for i in range(start, end):
+        at, scale = row_at(plan, i - start), spread(factor[i])
+        for j in range(0, length, wide):
+            store(at + j, multiply_vectors(load(at + j, like), scale))
 
 
 @jit
@@ -179,9 +206,13 @@ def step(pointer):
         for number in range(blocks):
             start = first + job.block * (blocks - 1 - number if t % 2 else number)
             end = min(start + job.block, last)
+            place = block_place(job, start, slot)
+            plan = part(kernel, place, place + end - start)
+            if job.stored_rows != job.n:
+                rebuild_plan(job, phase.index, phase.space, start, end, plan, like)
             for top in range(start, end, 8):
                 bottom = min(top + 8, end)
-                rows = part(kernel, top, bottom)
+                rows = part(plan, top - start, bottom - start)
                 dot_rows(rows, ratio, part(scale, top, bottom))
                 dot_rows(rows, weight, part(received, top, bottom))
                 for i in range(top, bottom):
@@ -211,12 +242,16 @@ def scatter(pointer):
     slot, tried = next_slot(job, pointer, 0), 1
     while slot >= 0:
         scratch, _, key_grad, sums = grads_of_slot(job, phase.index, phase.space, slot, like)
+        unused = of_slot(job, phase.space, slot, PARTIAL, like)
         along = zero
         first, last = rows_of_slot(job, slot)
         for start in range(first, last, job.block):
             end = min(start + job.block, last)
             rows = end - start
-            grad, plan = part(second, start, end), part(kernel, start, end)
+            place = block_place(job, start, slot)
+            plan, grad = part(kernel, place, place + rows), part(second, place, place + rows)
+            if job.stored_rows != job.n:
+                prepare_block(job, phase.index, phase.space, start, end, plan, grad, unused, like)
             if rank:
                 matmul(
                     job.gemm, PLAIN, TRANSPOSED, m, rows, rank, one, row_at(right, skipped),

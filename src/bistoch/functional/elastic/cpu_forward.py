@@ -16,6 +16,7 @@ from bistoch.functional.elastic.cpu_head import (
     SUM,
     WEIGHT,
     behind_vectors,
+    block_place,
     build_block,
     kernel_of,
     next_slot,
@@ -36,12 +37,6 @@ from bistoch.functional.elastic.cpu_runtime import (
     matmul,
     size_of,
 )
-
-
-@jit
-def block_place(job, start, slot):
-    """Where a block of rows is kept; without room for all, each slot has one for all its own."""
-    return start if job.stored_rows == job.n else slot * job.block
 
 
 def build(pointer):

@@ -78,7 +78,7 @@ def head_elements(
     n: int, m: int, e: int, stride: int, iters: int, stored: int, backward: bool
 ) -> int:
     """How many numbers the work on one head needs, beside its slots."""
-    more = (n * stride + 2 * iters * (n + m)) if backward else m * e
+    more = (stored * stride + 2 * iters * (n + m)) if backward else m * e
     return stored * stride + QUERY_VECTORS * n + KEY_VECTORS * stride + more
 
 
@@ -129,6 +129,12 @@ def kernel_of(job, space, like):
 
 
 @jit
+def block_place(job, start, slot):
+    """Where a block of rows is kept; without room for all, each slot has one for all its own."""
+    return start if job.stored_rows == job.n else slot * job.block
+
+
+@jit
 def over_queries(job, space, which, like):
     """A vector of the head over its queries."""
     behind = (job.stored_rows + KEY_VECTORS) * job.stride + which * job.n
@@ -166,7 +172,7 @@ def behind_vectors(job, space, like):
 @jit
 def low_rank(job, space, like):
     """The two flat matrices whose product rescales the plan in the backward, two rows a step."""
-    left = behind_vectors(job, space, like) + job.n * job.stride * size_of(like)
+    left = behind_vectors(job, space, like) + job.stored_rows * job.stride * size_of(like)
     right = left + 2 * job.n * job.iters * size_of(like)
     return matrix(left, 2 * job.iters, job.n, like), matrix(right, 2 * job.iters, job.m, like)
 
@@ -178,7 +184,7 @@ def slot_at(job, space, number, like):
     behind = job.m * job.e
     if job.backward:
         own += job.block * job.stride + job.m * (job.d + job.e) + 1
-        behind = job.n * job.stride + 2 * job.iters * (job.n + job.m)
+        behind = job.stored_rows * job.stride + 2 * job.iters * (job.n + job.m)
     return behind_vectors(job, space, like) + (behind + number * own) * size_of(like)
 
 
