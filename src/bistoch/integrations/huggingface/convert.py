@@ -1,13 +1,13 @@
 """Swap the attention of a model that exists, layer by layer and head by head, and swap it back."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from bistoch.functional import OPERATORS, _inputs, parse_operator
+from bistoch.functional import OPERATORS, Operator, _inputs, parse_operator
 from bistoch.integrations.huggingface.interface import (
     NAME,
     check_scale,
@@ -19,7 +19,9 @@ from bistoch.integrations.huggingface.layers import (
     attention_layers,
     count_heads,
     head_size,
+    hides_pairs,
     hides_the_future,
+    is_cross_attention,
 )
 from bistoch.integrations.huggingface.swapped import Swapped
 from bistoch.nn import build_operator
@@ -75,9 +77,7 @@ def convert(
     made = {}
     for number in chosen:
         name, layer = known[number]
-        if not row.causal and hides_the_future(name, layer):
-            where = f"layer {number} ({name}) of {type(model).__name__}"
-            raise refuse_causal("convert", row.name, where)
+        _check_layer(row, name, layer, f"layer {number} ({name}) of {type(model).__name__}")
         own_heads = heads.get(number) if isinstance(heads, Mapping) else heads
         own_lam = lam.get(number) if isinstance(lam, Mapping) else lam
         made[number] = _make(name, layer, row.name, options, own_heads, own_lam)
@@ -136,6 +136,24 @@ def _put(layer: nn.Module, swapped: Swapped) -> None:
     layer.config = config
 
 
+def _check_layer(row: Operator, name: str, layer: nn.Module, where: str) -> None:
+    """Refuse at once what no call of the layer could do."""
+    if not row.causal and hides_the_future(name, layer):
+        raise refuse_causal("convert", row.name, where)
+    if row.square and is_cross_attention(layer, name):
+        raise ValueError(
+            f"convert: {row.name} may not be used in {where}, where queries and keys are different "
+            f"tokens: {row.name} needs as many queries as keys; name the other layers with layers="
+        )
+    pairs = hides_pairs(layer)
+    if row.masks != "any" and pairs is not None:
+        able = [known for known, one in OPERATORS.items() if one.causal and one.masks == "any"]
+        raise ValueError(
+            f"convert: {row.name} may not be used in {where}, which {pairs}: {row.name} can leave "
+            f"out whole tokens, but treats all pairs alike; use {' or '.join(able)}"
+        )
+
+
 def _make(
     name: str,
     layer: nn.Module,
@@ -147,21 +165,19 @@ def _make(
     count = count_heads(name, layer)
     asked = heads
     if heads is not None:
-        heads = sorted(heads)
-        if not heads or heads[0] < 0 or heads[-1] >= count or len(set(heads)) < len(heads):
-            raise ValueError(
-                f"convert: heads of the layer {name} must be different numbers from 0 to "
-                f"{count - 1}, at least one, but they are {list(heads)}"
-            )
+        heads = _check_heads(name, heads, count)
     size = count if heads is None else len(heads)
     module = build_operator(_text(operator, options), size, head_size(layer))
     if lam is not None:
         try:
-            start = torch.as_tensor(lam, dtype=torch.float32)
-        except (TypeError, ValueError):
+            start = torch.as_tensor(lam)
+            start = start if start.is_floating_point() else start.to(torch.float32)
+        except (TypeError, ValueError, RuntimeError):
+            start = None
+        if start is None or isinstance(lam, bool | str):
             raise TypeError(
                 f"convert: lam must be a number, or one for each of {size} heads, but it is {lam!r}"
-            ) from None
+            )
         _inputs.check_lam("convert", start, (size,))
         if asked is not None:
             # heads are kept in order, and each keeps the number that was said beside it
@@ -170,7 +186,22 @@ def _make(
             module.get_parameter("lam").copy_(start)
     like = next(layer.parameters(), None)
     module = module if like is None else module.to(like.device)
-    return Swapped(module, None if size == count else heads, count, layer.config)
+    swapped = Swapped(module, None if size == count else heads, count, layer.config)
+    swapped.crosses = is_cross_attention(layer, name)
+    return swapped
+
+
+def _check_heads(name: str, heads: Heads, count: int) -> list[int]:
+    """Chosen heads of a layer, in order."""
+    chosen = list(heads) if isinstance(heads, Sequence) and not isinstance(heads, str) else [None]
+    whole = all(isinstance(head, int) and not isinstance(head, bool) for head in chosen)
+    within = whole and bool(chosen) and min(chosen) >= 0 and max(chosen) < count
+    if not within or len(set(chosen)) < len(chosen):
+        raise ValueError(
+            f"convert: heads of the layer {name} must be different numbers from 0 to "
+            f"{count - 1}, at least one, but they are {heads!r}"
+        )
+    return sorted(chosen)
 
 
 def _learning(
@@ -199,12 +230,19 @@ def _choose_layers(
                 "convert: heads and lam must name a layer in common, or lam and heads of one that "
                 f"exists, but they name {[sorted(some) for some in named]}"
             )
-    if isinstance(layers, str):
+    if isinstance(layers, str) or not isinstance(layers, Iterable):
         raise TypeError(f"convert: layers must be a list, but it is {layers!r}; write [{layers!r}]")
+    layers = list(layers)
+    if not layers:
+        raise ValueError(
+            "convert: layers must name a layer, but it is empty; leave it out to convert all"
+        )
     chosen: set[int] = set()
     for layer in layers:
         if isinstance(layer, str):
             found = {i for i, (name, _) in enumerate(known) if f"{name}.".startswith(f"{layer}.")}
+        elif isinstance(layer, bool):
+            found = set()
         else:
             found = {layer} & set(range(len(known)))
         if not found:

@@ -116,13 +116,14 @@ def attend(
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
     n, m = query.shape[-2], key.shape[-2]
     independent = swapped.rows_are_independent
+    crosses = swapped.crosses or is_cross_attention(module)
     masks = read_masks(
         attention_mask,
         position_bias,
         queries=n,
         keys=m,
-        causal=causal,
-        hide_queries=not independent and n == m and not is_cross_attention(module),
+        causal=causal and not swapped.is_causal_alone,
+        hide_queries=not independent and n == m and not crosses,
         device=query.device,
     )
     cache = swapped.take_cache()

@@ -63,9 +63,25 @@ def head_size(layer: nn.Module) -> int | None:
     return None
 
 
-def is_cross_attention(layer: nn.Module) -> bool:
-    """Whether the keys of a layer are other tokens than its queries."""
-    return bool(getattr(layer, "is_cross_attention", False)) or "Cross" in type(layer).__name__
+def is_cross_attention(layer: nn.Module, name: str = "") -> bool:
+    """Whether the keys of a layer are other tokens than its queries, as far as its name tells."""
+    if getattr(layer, "is_cross_attention", False) or "Cross" in type(layer).__name__:
+        return True
+    # one class serves both in T5, BART and their kin: there the model names the layer
+    own = name.rpartition(".")[2].lower()
+    return "cross" in own or own in ("encdecattention", "encoder_attn")
+
+
+def hides_pairs(layer: nn.Module) -> str | None:
+    """What a layer does to single pairs of tokens, beside hiding padding and the future; or None.
+
+    An operator that can leave out whole tokens only can not do that.
+    """
+    if getattr(layer, "sliding_window", None) is not None or getattr(layer, "is_sliding", False):
+        return "lets every query see a window of keys only"
+    if any("position_bias" in word for word in _words(type(layer))):
+        return "adds a bias to every pair of tokens, by their distance"
+    return None
 
 
 def hides_the_future(name: str, layer: nn.Module) -> bool:
@@ -87,7 +103,12 @@ def _is_layer(module: nn.Module) -> bool:
 
 
 def _asks_the_interface(kind: type[nn.Module]) -> bool:
+    return INTERFACE in _words(kind)
+
+
+def _words(kind: type[nn.Module]) -> set[str]:
+    """The names that the methods of a class use."""
     own = [owner for owner in kind.__mro__ if owner not in (nn.Module, object)]
     functions = [inspect.unwrap(f) for owner in own for f in vars(owner).values() if callable(f)]
     codes = [getattr(function, "__code__", None) for function in functions]
-    return any(code is not None and INTERFACE in code.co_names for code in codes)
+    return {word for code in codes if code for word in (*code.co_names, *code.co_varnames)}

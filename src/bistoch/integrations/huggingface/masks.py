@@ -77,6 +77,27 @@ def looks_causal(masks: Masks) -> bool:
     return several and not bool(allowed.triu(1).any())
 
 
+def forget_causal(masks: Masks) -> Masks:
+    """Leave out a mask that hides nothing but padding and, from every token, those behind it.
+
+    >>> past, real = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril(), torch.arange(4) < 3
+    >>> forget_causal(Masks(mask=past & real, query_mask=None, key_mask=real))["mask"] is None
+    True
+    """
+    mask, real, queries = masks["mask"], masks["key_mask"], masks["query_mask"]
+    if mask is None or mask.dtype != torch.bool or torch.compiler.is_compiling():
+        return masks
+    if mask.shape[-1] != mask.shape[-2]:
+        return masks
+    past = torch.ones_like(mask).tril()
+    same = mask == (past if real is None else past & real[..., None, :])
+    # what a padded query sees is nobody's concern
+    same = same if queries is None else same | ~queries[..., None]
+    if not bool(same.all()):
+        return masks
+    return Masks(mask=None, query_mask=queries, key_mask=real)
+
+
 def _split(mask: Tensor | None, keys: int) -> tuple[Bool[Tensor, "..."] | None, Tensor | None]:
     """A mask as the pairs it allows and the bias it adds to them, if any."""
     if mask is None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bistoch.functional import CausalState, softmax_attention, softmax_plan
 from bistoch.integrations.huggingface.caches import find_cache_layer
-from bistoch.integrations.huggingface.masks import Masks
+from bistoch.integrations.huggingface.masks import Masks, forget_causal
 from bistoch.nn import OperatorModule
 
 
@@ -41,6 +41,8 @@ class Swapped(nn.Module):
         self.heads = None if heads is None else list(heads)
         self.count = count
         self.config = config
+        # whether the keys are other tokens than the queries; the name of the layer may tell
+        self.crosses = False
         # the cache of the call that is under way, for an operator that decodes
         self._cache: Any = None
 
@@ -65,6 +67,11 @@ class Swapped(nn.Module):
         return cache
 
     @property
+    def is_causal_alone(self) -> bool:
+        """Whether all heads are causal without a mask that says so."""
+        return self.heads is None and self.operator.row.always_causal
+
+    @property
     def rows_are_independent(self) -> bool:
         """Whether no row feels another."""
         return self.operator.rows_are_independent
@@ -81,9 +88,10 @@ class Swapped(nn.Module):
         """Attend, every head in its own way."""
         masks = Masks(mask=mask, query_mask=query_mask, key_mask=key_mask)
         if self.heads is None:
-            return self.operator(query, key, value, **masks)
+            return self.operator(query, key, value, **self._own(masks))
         ours, rest = self.heads, self._rest()
-        swapped = self.operator(query[:, ours], key[:, ours], value[:, ours], **_of(masks, ours))
+        own = self._own(_of(masks, ours))
+        swapped = self.operator(query[:, ours], key[:, ours], value[:, ours], **own)
         others = softmax_attention(
             query[:, rest], key[:, rest], value[:, rest], **_for_softmax(_of(masks, rest))
         )
@@ -100,11 +108,10 @@ class Swapped(nn.Module):
         """Attend with the next rows, and the state of the swapped heads after them."""
         operator: Any = self.operator
         if self.heads is None:
-            return operator.step(query, key, value, state, **masks)
+            return operator.step(query, key, value, state, **self._own(masks))
         ours, rest = self.heads, self._rest()
-        swapped, state = operator.step(
-            query[:, ours], key[:, ours], value[:, ours], state, **_of(masks, ours)
-        )
+        own = self._own(_of(masks, ours))
+        swapped, state = operator.step(query[:, ours], key[:, ours], value[:, ours], state, **own)
         # the rest of a cache of fixed size is hidden by the mask of the model
         others = softmax_attention(
             query[:, rest], key[:, rest], value[:, rest], **_for_softmax(_of(masks, rest))
@@ -122,9 +129,9 @@ class Swapped(nn.Module):
         """The plans with which `forward` weighs the values."""
         masks = Masks(mask=mask, query_mask=query_mask, key_mask=key_mask)
         if self.heads is None:
-            return self.operator.plan(query, key, **masks)
+            return self.operator.plan(query, key, **self._own(masks))
         ours, rest = self.heads, self._rest()
-        swapped = self.operator.plan(query[:, ours], key[:, ours], **_of(masks, ours))
+        swapped = self.operator.plan(query[:, ours], key[:, ours], **self._own(_of(masks, ours)))
         others = softmax_plan(query[:, rest], key[:, rest], **_for_softmax(_of(masks, rest)))
         return self._merge(swapped, others)
 
@@ -145,6 +152,10 @@ class Swapped(nn.Module):
 
     def _note_cache(self, layer: nn.Module, arguments: tuple, options: dict[str, Any]) -> None:
         self._cache = find_cache_layer(layer, arguments, options)
+
+    def _own(self, masks: Masks) -> Masks:
+        """What the operator is told; one that is causal by itself needs no mask that says so."""
+        return forget_causal(masks) if self.operator.row.always_causal else masks
 
     def _rest(self) -> list[int]:
         chosen = set(self.heads or ())
