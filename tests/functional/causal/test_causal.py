@@ -219,6 +219,56 @@ def test_extreme_scores_stay_finite(backend):
     assert all(x.grad.isfinite().all() for x in leaves)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1.0, 1e2, 1e4, 1e6, 1e10])
+def test_rows_are_exact_at_every_size_of_scores(backend, dtype, size):
+    q, k, _ = tokens(batch=(2,), dtype=dtype)
+    plan = bistoch.causal_elastic_plan(size * q, k, block=5, backend=backend)
+    assert (plan >= 0).all()
+    rows = plan.sum(-1)
+    torch.testing.assert_close(rows, torch.ones_like(rows), rtol=0, atol=8 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("n", [23, 131])
+@pytest.mark.parametrize("block", [1, 5, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_keys_that_are_all_alike_have_one_gradient(n, block, dtype):
+    # rows share fairly, and the level of new keys is zero, where it has a kink
+    q, k, v = tokens(n, (2,), dtype)
+    leaves = [q, k[:, :1].expand_as(k).clone(), v, torch.zeros(n, n, dtype=dtype)]
+    lam = torch.tensor([0.6, 1.0], dtype=dtype)
+    found = {}
+    for backend in BACKENDS:
+        ready = [x.clone().requires_grad_() for x in (*leaves, lam)]
+        *rest, elasticity = ready
+        result = bistoch.causal_elastic_attention(
+            *rest[:3], mask=rest[3], lam=elasticity, block=block, backend=backend
+        )
+        found[backend] = torch.autograd.grad(result.sin().sum(), ready)
+    for name, wanted, *others in zip(
+        ("query", "key", "value", "mask", "lam"), *found.values(), strict=True
+    ):
+        # in a row of equal keys queries have no gradient
+        size = max(wanted.abs().max().item(), 0.1)
+        for other in others:
+            error = (other - wanted).abs().max().item()
+            assert error < 1e3 * torch.finfo(dtype).eps * size, (name, error)
+
+
+def test_the_slope_at_the_kink_is_that_of_keys_that_are_not_held_back():
+    q, k, v = tokens(23, ())
+    k = k[:1].expand_as(k)
+    mask = torch.zeros(23, 23, dtype=torch.float64, requires_grad=True)
+    slopes = []
+    for shift in (0.0, 1e-7):
+        # new keys are a little less seen than their share: they are not held back
+        bias = mask - shift * torch.eye(23, dtype=torch.float64)
+        result = bistoch.causal_elastic_attention(q, k, v, mask=bias, block=4)
+        slopes.append(torch.autograd.grad(result.sin().sum(), mask)[0])
+    torch.testing.assert_close(*slopes, atol=1e-5, rtol=1e-4)
+
+
 def test_an_overwhelming_sink_is_tamed_in_time():
     # each block may lower it by a factor: after enough of them it has its share, and no more
     scores = toy(400, sink=30.0)

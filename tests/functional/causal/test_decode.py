@@ -5,6 +5,7 @@ import torch
 
 import bistoch
 from bistoch.functional.causal import BACKENDS
+from bistoch.functional.causal.api import RUN
 
 N, D, BLOCK = 29, 5, 4
 CUTS = {
@@ -41,10 +42,11 @@ def decode(cuts, q, k, v, *, cache="growing", key_mask=None, mask=None, **option
 
 @every_cut
 @pytest.mark.parametrize("cache", ["growing", "static"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_any_cut_is_one_call(cuts, cache, backend):
+@pytest.mark.parametrize("backend", RUN)
+@pytest.mark.parametrize("whole", BACKENDS)
+def test_any_cut_is_one_call(cuts, cache, backend, whole):
     q, k, v = tokens()
-    wanted = bistoch.causal_elastic_attention(q, k, v, block=BLOCK, backend=backend)
+    wanted = bistoch.causal_elastic_attention(q, k, v, block=BLOCK, backend=whole)
     found, state = decode(cuts, q, k, v, cache=cache, backend=backend)
     torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-12)
     assert state.length == N
@@ -77,7 +79,7 @@ def test_states_are_the_same_after_any_cut():
             torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("backend", ["reference", "streaming"])
+@pytest.mark.parametrize("backend", RUN)
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 def test_any_cut_of_a_broken_sequence_is_one_call(backend, number):
     for place in range(3):
@@ -141,6 +143,12 @@ def test_no_new_token_changes_nothing():
     )
     assert rows.shape == (2, 3, 0, D)
     assert all(torch.equal(one, other) for one, other in zip(state, after, strict=True))
+
+
+def test_kernels_for_whole_sequences_refuse_steps():
+    q, k, v = tokens()
+    with pytest.raises(bistoch.BackendUnavailableError, match=r'not steps; choose backend="auto"'):
+        bistoch.causal_elastic_step(q, k, v, backend="cpu")
 
 
 def test_mistakes_are_sentences():

@@ -7,6 +7,7 @@ there is finite, and nobody reads it.
 
 import numpy as np
 
+from bistoch.functional.causal.problem import TIE
 from bistoch.functional.elastic.cpu_array import start_of
 from bistoch.functional.elastic.cpu_math import (
     choose_above,
@@ -98,7 +99,8 @@ def open_back(received, wanted, received_grad, opened_grad, like):
     for j in range(len(opened_grad)):
         level_grad -= opened_grad[j]
         opened_grad[j] = like(0)
-    if level <= like(0):
+    # the slope at the kink is zero, see `problem.tie`
+    if level < like(-TIE * np.finfo(like).eps):
         for j in range(len(received)):
             received_grad[j] -= level_grad * exponential(received[j] - together)
 

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bistoch.functional import _inputs
-from bistoch.functional._backend import choose_backend
+from bistoch.functional._backend import BackendUnavailableError, choose_backend
 from bistoch.functional._inputs import Mask, Option
 from bistoch.functional._nonfinite import show
 from bistoch.functional.causal.api import BACKENDS, RUN
@@ -84,8 +84,8 @@ def causal_elastic_step(
         mask: as for `causal_elastic_attention`, for the new rows only, (*b, n, m).
         query_mask: True where a new token is real, (*b, n).
         key_mask: True where a token of the cache is real, (*b, m).
-        lam, eps, block, prior, scale, backend: as for `causal_elastic_attention`, the same in every
-            step; "cpu" has kernels for whole sequences, and streams steps.
+        lam, eps, block, prior, scale: as for `causal_elastic_attention`, the same in every step.
+        backend: "auto", "reference" or "streaming"; "cpu" has kernels for whole sequences only.
 
     >>> import torch, bistoch
     >>> q, k, v = torch.randn(3, 2, 8, 10, 4).unbind()
@@ -105,10 +105,13 @@ def causal_elastic_step(
     length = 0 if state is None else state.length
     stop = length + query.shape[-2]
     _inputs.check_cache(operator, key.shape[-2], length, query.shape[-2])
-    # a few rows at a time leave nothing to gain for kernels
-    run = {**RUN, "cpu": RUN["streaming"]}[
-        choose_backend(operator, backend, BACKENDS, auto="streaming")
-    ]
+    chosen = choose_backend(operator, backend, BACKENDS, auto="streaming")
+    if chosen not in RUN:
+        # a few rows at a time leave nothing to gain for kernels
+        raise BackendUnavailableError(
+            f'{operator}: the backend "{chosen}" computes whole sequences, not steps; choose '
+            'backend="auto" for steps, whose rows are the same'
+        )
     key, value = key[..., :stop, :], value[..., :stop, :]
     mask, key_mask = _up_to(mask, stop), _up_to(key_mask, stop)
     rule = Rule(lam, eps, block, prior, scale)
@@ -120,7 +123,7 @@ def causal_elastic_step(
         if broken is not None:
             account = Account(*(column.nan_to_num(0.0) for column in account))
         pieces, position = _cut_between(stream, position, block)
-        result, account = run(stream, account, pieces)
+        result, account = RUN[chosen](stream, account, pieces)
         if broken is not None:
             result = show(result, broken)
             account = _break(account, broken.any(-1) | ~before.isfinite())

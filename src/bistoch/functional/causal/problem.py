@@ -8,6 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+# in units of rounding, of which a level of zero was found to be off by 16 after 300 blocks
+TIE = 1024
+
 
 class Stream(NamedTuple):
     """Checked tokens whose leading axes are flattened into one, called B.
@@ -62,6 +65,16 @@ def open_account(stream: Stream) -> Account:
 def floor(dtype: torch.dtype) -> float:
     """The log of a mass that is as good as none; finite, so that its gradient is too."""
     return math.log(torch.finfo(dtype).tiny)
+
+
+def tie(dtype: torch.dtype) -> float:
+    """How far below zero a level must be to have a gradient.
+
+    The level of new keys has a kink at zero, where keys that are all alike sit exactly: their rows
+    share fairly. There rounding would choose a slope, another one in every backend. The slope at
+    the kink is zero, that of keys which are not held back.
+    """
+    return TIE * torch.finfo(dtype).eps
 
 
 def cut(length: int, block: int) -> list[Piece]:
@@ -146,7 +159,7 @@ def _level_of_new(stream: Stream, account: Account, stop: int) -> Float[Tensor, 
         wanted, received = wanted * own, received.masked_fill(~own, -torch.inf)
     level = wanted.sum(-1).log() - received.logsumexp(-1)
     # keys that are to come may be held back, but not favoured before a row has looked at them
-    return level.clamp_max(0)
+    return torch.where(level < -tie(level.dtype), level, level.detach().clamp_max(0))
 
 
 def join(rows: Sequence[Tensor], stream: Stream) -> Float[Tensor, "B n e"]:

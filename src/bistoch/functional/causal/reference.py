@@ -20,6 +20,7 @@ from bistoch.functional.causal.problem import (
     join,
     scores_of,
 )
+from bistoch.functional.elastic.problem import row_softmax
 
 
 def run(
@@ -42,10 +43,11 @@ def run(
         first, last, _ = piece
         allowed = allowed_pairs(stream, first, last, m)
         scores = scores_of(stream, first, last, m, allowed)
-        row = -_log_sum_exp(scores + account.bias[:, None, :], -1)
-        plan = (scores + row[..., None] + account.bias[:, None, :]).exp()
-        results.append(plan @ stream.value)
-        mass = _log_sum_exp(scores + row[..., None], -2).clamp_min(floor(scores.dtype))
+        biased = scores + account.bias[:, None, :]
+        # not exp(S + f + g), whose rows are as far from one as f is rounded
+        results.append(row_softmax(biased) @ stream.value)
+        # exp(S + f) is the plan without the bias
+        mass = (_log_sum_exp(_log_softmax(biased)) - account.bias).clamp_min(floor(scores.dtype))
         account = Account(
             account.bias,
             torch.logaddexp(account.received, mass),
@@ -84,9 +86,14 @@ def prefix_plan(
     return torch.stack(rows) if rows else scores
 
 
-def _log_sum_exp(x: Tensor, axis: int) -> Tensor:
-    """As torch's, but zero, with zero gradient, where there is nothing to sum."""
-    nothing = (x == -torch.inf).all(axis, keepdim=True)
-    result = torch.logsumexp(x.masked_fill(nothing, 0), axis, keepdim=True)
-    empty = 0.0 if axis == -1 else -torch.inf
-    return result.masked_fill(nothing, empty).squeeze(axis)
+def _log_softmax(x: Float[Tensor, "B r m"]) -> Float[Tensor, "B r m"]:
+    """The log of rows that sum to one; minus infinity, with zero gradient, where a row is empty."""
+    nothing = (x == -torch.inf).all(-1, keepdim=True)
+    return x.masked_fill(nothing, 0).log_softmax(-1).masked_fill(nothing, -torch.inf)
+
+
+def _log_sum_exp(x: Float[Tensor, "B r m"]) -> Float[Tensor, "B m"]:
+    """The log of what rows give to a key; minus infinity, with zero gradient, if it is nothing."""
+    nothing = (x == -torch.inf).all(-2, keepdim=True)
+    result = torch.logsumexp(x.masked_fill(nothing, 0), -2, keepdim=True)
+    return result.masked_fill(nothing, -torch.inf).squeeze(-2)
