@@ -11,7 +11,7 @@ import bistoch
 from bistoch.analysis import capture
 from bistoch.lab.data import load
 from bistoch.lab.inspect.load import import_transformers, load_subject, read_texts
-from bistoch.lab.reproduce.zero_training.run import model_name
+from bistoch.lab.reproduce.encoder import model_name
 
 TOLS = (1e-1, 1e-2, 1e-3, 1e-4)
 ITERS = 2000

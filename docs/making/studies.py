@@ -1,49 +1,50 @@
 """What the pages on models show: studies of trained networks, from their records or made anew."""
 
-import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from making.drawing import DOCS, decorate, put_table, save
 from matplotlib.figure import Figure
+from rich.console import Console
 
+from bistoch.lab.reproduce import causal_lm as causal_study
 from bistoch.lab.reproduce import rank_decay as rank_study
-from bistoch.lab.reproduce.causal_lm import report as causal_report
-from bistoch.lab.reproduce.causal_lm import summary as causal_summary
-from bistoch.lab.reproduce.network import LAMS, PARTS
-from bistoch.lab.reproduce.rank_report import decay_order
-from bistoch.lab.reproduce.sinks import FULL as SINKS
-from bistoch.lab.reproduce.sinks import measure_encoder, measure_lookup
-from bistoch.lab.reproduce.telling import COLOURS
-from bistoch.lab.reproduce.zero_training.page import HEAD, draw, table_rows
+from bistoch.lab.reproduce import sinks
+from bistoch.lab.reproduce import zero_training as zero_study
+from bistoch.lab.reproduce.ablation import COLOURS, LAMS, PARTS
+from bistoch.lab.study import Settings, read_record
+from bistoch.lab.study.runner import Runner
+
+SCALES = (1.0, 2.0, 4.0)
+RECORDS = DOCS.parent / "benchmarks" / "lab"
 
 
 def zero_training() -> None:
     """Balance swapped into a trained encoder; the study takes minutes, so its record is read."""
-    record = DOCS.parent / "benchmarks" / "zero-training.json"
-    found = json.loads(record.read_text(encoding="utf-8"))
-    save(draw(found), "zero_training")
-    put_table("huggingface.md", "zero_training", HEAD, table_rows(found, "AG News"))
+    results = read_record(RECORDS / "zero-training.json")
+    save(zero_study.figure(results), "zero_training")
+    put_table("huggingface.md", "zero_training", *zero_study.tables(results)[0][:2])
 
 
 def causal_lm() -> None:
     """Causal balance in a language model; the study takes an hour, so its record is read."""
-    record = DOCS.parent / "benchmarks" / "causal-lm.json"
-    found = json.loads(record.read_text(encoding="utf-8"))
-    save(causal_report.draw(found), "causal_lm")
-    for name, (heads, rows) in {
-        "causal_lm_bits": causal_summary.score_table(found),
-        "causal_lm_attention": causal_summary.look_table(found, found["plan"]["tested"][0]),
-        "causal_lm_verdicts": (("asked", "measured", "holds"), causal_summary.judge(found)),
-        "causal_lm_oracle": causal_summary.oracle_table(found),
-        "causal_lm_lam": causal_summary.lam_table(found),
+    results = read_record(RECORDS / "causal-lm.json")
+    save(causal_study.figure(results), "causal_lm")
+    scores, attention, *_ = causal_study.tables(results)
+    for name, (heads, rows, *_) in {
+        "causal_lm_bits": scores,
+        "causal_lm_attention": attention,
+        "causal_lm_verdicts": (("asked", "measured", "holds"), causal_study.checks(results)),
+        "causal_lm_oracle": causal_study.oracle_table(results),
+        "causal_lm_lam": causal_study.lam_table(results),
     }.items():
         put_table("causal_lm.md", name, heads, rows)
 
 
 def rank_decay() -> None:
     """What depth leaves of the differences between tokens, before any training."""
-    study = rank_study.FULL._replace(pictures=4)
+    study = replace(rank_study.FULL, pictures=4)
     panels = (
         ("products of independent plans", lambda name: ("product", name)),
         ("attention alone", lambda name: ("alone", name)),
@@ -65,21 +66,21 @@ def rank_decay() -> None:
     rows = []
     for name in LAMS:
         left = []
-        for scale in study.scales:
+        for scale in SCALES:
             residual = rank_study.measure_product(study, name, scale, 0)["residual"]
             left.append((residual[-1] / residual[0]) ** (1 / study.product_depth))
         alone = curves["alone", name]["residual"]
         rows.append(
             [
                 name,
-                f"{decay_order(alone):.1f}",
+                f"{rank_study.decay_order(alone):.1f}",
                 f"{alone[3]:.1e}",
                 f"{curves['skip', name]['residual'][-1]:.3f}",
                 *(f"{one:.3f}" for one in left),
             ]
         )
     heads = ["operator", "order of the decay", "alone, 3 layers", "with skips, 12 layers"]
-    heads += [f"product, scale {scale:g}" for scale in study.scales]
+    heads += [f"product, scale {scale:g}" for scale in SCALES]
     put_table("analysis.md", "decay", heads, rows)
 
 
@@ -87,7 +88,7 @@ def encoder_sinks() -> None:
     """The heads of a trained sentence encoder, before and after balance, without training."""
     rows = []
     for name in LAMS:
-        found = measure_encoder(name, smoke=False)
+        found = sinks.measure_encoder(name, smoke=False)
         heads = len(found["diagonal"])
         rows.append(
             [
@@ -110,8 +111,9 @@ def lookup_sinks() -> None:
     """Networks trained on the task that needs a switch: where their only head looks."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
+        runner = Runner(sinks.STUDY, Settings(Path(folder), seeds=(0,)), Console(quiet=True))
         for name in LAMS:
-            found = measure_lookup(SINKS, name, 0, Path(folder))
+            found = runner.value(runner.cells[f"lookup/{name}"], 0)["result"]
             numbers = [found["sink_rate"], *(found[one][0] for one in ("sink", "diagonal"))]
             rows.append([name, f"{found['right']:.3f}", *(f"{one:.2f}" for one in numbers)])
     heads = ["operator", "explained", "sink rate", "strongest sink", "diagonal"]

@@ -84,26 +84,14 @@ def test_the_page_of_inspect(tmp_path, monkeypatch):
     check(page, tmp_path, pictures=6)
 
 
-def test_the_page_of_the_zero_training_study(tmp_path):
+def test_the_page_of_a_study(tmp_path):
     from rich.console import Console
 
-    from bistoch.lab.reproduce.study import Settings
-    from bistoch.lab.reproduce.zero_training.page import write_report
+    from bistoch.lab.reproduce import rank_decay
+    from bistoch.lab.study import Settings, run_study
 
-    rows = [
-        {
-            "set": "made up", "scope": scope, "lam": lam, "cosine": 1 - lam / 2, "lowest": 0.1,
-            "spearman": 1 - lam / 3, "neighbour": 1 - lam, "topic": None, "largest_difference": 0.0,
-        }
-        for scope in ("all heads", "tolerant half", "other half")
-        for lam in (0.0, 0.5, 1.0)
-    ]  # fmt: skip
-    found = {
-        "model": "m", "smoke": True, "iters": 10, "rows": rows,
-        "time": {"seconds": 1.0, "threads": 1, "ratios": {"softmax": 1.0}},
-    }  # fmt: skip
-    page = write_report(tmp_path, found, Settings(tmp_path, smoke=True), Console(quiet=True))
-    check(page, tmp_path, pictures=1)
+    settings = Settings(tmp_path, seeds=(0,), smoke=True)
+    check(run_study(rank_decay.STUDY, settings, Console(quiet=True)), tmp_path, pictures=1)
 
 
 def test_the_page_of_a_comparison(tmp_path):

@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from bistoch.lab.report import Report
+from bistoch.lab.report import Report, Table, print_table
 from bistoch.lab.stats import Verdict
 
 PIXEL = b"\x89PNG not really"
@@ -94,3 +94,18 @@ def test_without_matplotlib_the_page_says_so(tmp_path):
     report.figure(draw, "a figure")
     page = report.write(tmp_path / "report.html").read_text(encoding="utf-8")
     assert "No figure: install it with pip" in page
+
+
+def test_a_table_that_is_too_wide_loses_deviations_and_then_columns():
+    table = Table(("operator", "first", "second", "third"), [["softmax", *["0.123 ± 0.004"] * 3]])
+
+    def printed(width):
+        console = Console(file=io.StringIO(), width=width)
+        print_table(console, table)
+        return console.file.getvalue()
+
+    assert printed(80).count("0.123 ± 0.004") == 3
+    assert printed(44).count("0.123") == 3
+    assert "±" not in printed(44)
+    assert printed(30).count("0.123") == 2
+    assert "Not shown here: third." in " ".join(printed(30).split())

@@ -20,7 +20,7 @@ def test_one_seed_decides_nothing():
     found = difference((0.5,))
     assert found.inconclusive
     assert found.verdict(larger=True) == "inconclusive"
-    assert found.text(2) == "+0.50"
+    assert found.text(".2f") == "+0.50"
 
 
 def test_verdicts_have_a_direction():

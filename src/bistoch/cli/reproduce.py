@@ -37,7 +37,8 @@ def reproduce(
 
     The same command resumes an interrupted run.
     """
-    from bistoch.lab.reproduce import STUDIES, Settings, study_of
+    from bistoch.lab.reproduce import STUDIES, study_of
+    from bistoch.lab.study import Settings, run_study
 
     console = Console(highlight=False)
     if name is None:
@@ -51,4 +52,4 @@ def reproduce(
         raise ValueError(f"reproduce: {name} does not train by epochs; leave --epochs out")
     settings = Settings(out=out, seeds=seeds, smoke=smoke, epochs=epochs)
     out.mkdir(parents=True, exist_ok=True)
-    study.run(settings, console)
+    run_study(study, settings, console)

@@ -30,15 +30,13 @@ class Difference(NamedTuple):
         """Whether the interval holds zero: the sign of the difference may be noise."""
         return self.low <= 0 <= self.high
 
-    def text(self, digits: int = 3, scale: float = 1.0) -> str:
+    def text(self, form: str = ".3f", scale: float = 1.0) -> str:
         """The mean with its sign, and the interval if there is one.
 
-        >>> difference((0.2, 0.3)).text(), difference((0.2,)).text(1, scale=100)
+        >>> difference((0.2, 0.3)).text(), difference((0.2,)).text(".1f", scale=100)
         ('+0.250 [-0.385, +0.885]', '+20.0')
         """
-        middle, low, high = (
-            f"{scale * x:+.{digits}f}" for x in (self.mean, self.low, self.high)
-        )  # fmt: skip
+        middle, low, high = (f"{scale * x:+{form}}" for x in (self.mean, self.low, self.high))
         return f"{middle} [{low}, {high}]" if math.isfinite(self.high) else middle
 
     def verdict(self, *, larger: bool) -> str:
@@ -100,7 +98,7 @@ def bootstrap_difference(each: Sequence[float], *, resamples: int = 4999) -> Dif
     return Difference(tuple(each), middle, float(found.low), float(found.high))
 
 
-def spread(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:
+def spread(values: Sequence[float], scale: float = 1.0, form: str = ".1f") -> str:
     """Mean and standard deviation over seeds.
 
     >>> spread([0.5, 0.6], 100), spread([0.5], 100), spread([])
@@ -108,5 +106,5 @@ def spread(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:
     """
     if not values:
         return "none"
-    middle = f"{scale * mean(values):.{digits}f}"
-    return middle if len(values) < 2 else f"{middle} ± {scale * stdev(values):.{digits}f}"
+    middle = f"{scale * mean(values):{form}}"
+    return middle if len(values) < 2 else f"{middle} ± {scale * stdev(values):{form}}"

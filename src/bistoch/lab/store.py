@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
     def write(self, result: Mapping[str, Any]) -> Result:
         """Keep a result, and return it as `read` will."""
-        content = _plain({"configuration": self.configuration, "result": result})
+        content = plain({"configuration": self.configuration, "result": result})
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self.path, json.dumps(content, indent=1, ensure_ascii=False).encode())
         return dict(content["result"])
@@ -78,14 +78,18 @@ class Store:
             name: begins the name of its file, for readers; it need not be unique.
             configuration: another one is another run.
         """
-        plain = _plain(configuration)
-        digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:10]
+        facts = plain(configuration)
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:10]
         readable = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")[:80]
-        return Run(self.folder / f"{readable}-{digest}.json", plain, self.warn)
+        return Run(self.folder / f"{readable}-{digest}.json", facts, self.warn)
 
 
-def _plain(value: object) -> Any:
-    """A value as JSON gives it back."""
+def plain(value: object) -> Any:
+    """A value as JSON gives it back: dataclasses as dictionaries, tuples as lists.
+
+    >>> plain({"sizes": (1, 2), "folder": Path("a")})
+    {'sizes': [1, 2], 'folder': 'a'}
+    """
     return json.loads(json.dumps(value, default=_convert))
 
 

@@ -1,25 +1,14 @@
 """The study of causal balance: controls are what they say, differences are paired, and it runs."""
 
-import dataclasses
-import json
-
 import pytest
 import torch
 from rich.console import Console
 
 import bistoch
-from bistoch.lab.compare.difference import Difference
-from bistoch.lab.reproduce import STUDIES, Settings
-from bistoch.lab.reproduce.causal_lm import plan as plans
-from bistoch.lab.reproduce.causal_lm import run as running
-from bistoch.lab.reproduce.causal_lm.controls import (
-    AverageBias,
-    BorrowedBias,
-    StreamedRatio,
-    biases,
-)
-from bistoch.lab.reproduce.causal_lm.measure import attention, bits
-from bistoch.lab.reproduce.causal_lm.summary import judge, paired
+from bistoch.lab.reproduce import causal_lm
+from bistoch.lab.reproduce.causal_controls import AverageBias, BorrowedBias, StreamedRatio, biases
+from bistoch.lab.reproduce.causal_measure import attention, bits
+from bistoch.lab.study import Results, Row, Settings, read_record, run_study
 from bistoch.models import LanguageConfig, LanguageModel
 from bistoch.testing import assert_causal
 
@@ -124,64 +113,56 @@ def test_attention_of_uniform_rows_is_balanced():
 
 
 def test_lines_of_a_seed_start_from_the_same_weights():
-    task = plans.open_text(plans.SMOKE)
+    task = causal_lm.open_text(causal_lm.SMOKE)
     models = {
-        line.name: plans.new_model(plans.SMOKE, line, task, 3).state_dict()
-        for line in plans.LINES
-        if not line.learned_places
+        line.name: causal_lm.new_model(causal_lm.SMOKE, line, task, 3).state_dict()
+        for line in causal_lm.LINES
+        if not line.learned_positions
     }
     for state in models.values():
         for name, weight in models["softmax"].items():
             assert torch.equal(state[name], weight)
 
 
-def made(**bits_of):
+def test_verdicts_are_by_paired_seeds():
+    scores = {
+        "softmax": [2.0, 3.0, 4.0], "lam 1": [1.9, 2.91, 3.89], "sink logit": [2.1, 2.9, 4.0],
+    }  # fmt: skip
     rows = [
-        {"name": name.replace("_", " "), "seed": seed, "bits": {"4": value, "8": value},
-         "attention": {"4": {"early": value, "deviation": value}}}
-        for name, values in bits_of.items() for seed, value in enumerate(values)
-    ]  # fmt: skip
-    return {"rows": rows, "plan": {"tested": [4, 8]}}
-
-
-def test_differences_are_seed_by_seed():
-    found = made(softmax=[2.0, 3.0, 4.0], lam_1=[1.9, 2.91, 3.89], sink_logit=[2.1, 2.9, 4.0])
-    less = paired(found, "lam 1", "softmax", lambda row: row["bits"]["4"])
-    assert less.each == pytest.approx((-0.1, -0.09, -0.11))
-    # the spread of the seeds is large, that of the differences is not
-    assert less.judge() == "yes"
-    verdicts = {verdict.claim: verdict.holds for verdict in judge(found)}
+        Row(name, seed, {}, {"bits": {"4": x, "8": x}, "attention": {"4": {"deviation": x}}})
+        for name, values in scores.items()
+        for seed, x in enumerate(values)
+    ]
+    found = causal_lm.checks(Results(rows, {"tested": [4, 8]}))
+    verdicts = {verdict.claim: verdict.holds for verdict in found}
     assert verdicts["lam 1: fewer bits than softmax"] == "yes"
-    assert verdicts["sink logit: fewer bits than softmax"] == "not to be told"
-    assert Difference((0.1, 0.11, 0.09)).judge() == "no, the opposite"
-    assert Difference((-0.1,)).judge() == "not to be told"
+    assert verdicts["sink logit: fewer bits than softmax"] == "inconclusive"
+    assert not any("learned positions" in claim for claim in verdicts)
 
 
-def test_the_study_ends_with_a_page_and_goes_on_after_a_stop(tmp_path, monkeypatch):
-    few = tuple(line for line in plans.LINES if line.name in (
+def test_the_study_ends_with_a_page_and_resumes(tmp_path, monkeypatch):
+    few = tuple(line for line in causal_lm.LINES if line.name in (
         "softmax", "lam 1", "lam learned", "control: bias of the distance",
-        "control: mass of another text", "learned places: softmax",
+        "control: mass of another text", "learned positions: softmax",
     ))  # fmt: skip
-    monkeypatch.setattr(running, "SMOKE", dataclasses.replace(plans.SMOKE, lines=few))
-    monkeypatch.setattr(running, "ROUNDS", 1)
+    monkeypatch.setattr(causal_lm, "LINES", few)
     settings = Settings(out=tmp_path, seeds=(0,), smoke=True)
-    page = STUDIES["causal-lm"].run(settings, QUIET)
-    text = page.read_text(encoding="utf-8")
+    text = run_study(causal_lm.STUDY, settings, QUIET).read_text(encoding="utf-8")
     assert "smoke run" in text
     assert "data:image/png;base64," in text
     assert "control: mass of another text" in text
-    found = json.loads((tmp_path / "causal-lm" / "causal-lm.json").read_text())
-    assert [row["name"] for row in found["rows"]] == [line.name for line in few]
-    assert set(found["rows"][0]["bits"]) == {"32", "64"}
-    assert set(found["rows"][-1]["bits"]) == {"32"}
-    assert found["rows"][2]["attention"]["32"]["lam"]
+    results = read_record(tmp_path / "causal-lm" / "report.json")
+    assert causal_lm.lines_of(results) == [line.name for line in few]
+    assert set(results.by_seed("softmax")[0]["bits"]) == {"32", "64"}
+    assert set(results.by_seed("learned positions: softmax")[0]["bits"]) == {"32"}
+    assert results.by_seed("lam learned")[0]["attention"]["32"]["lam"]
 
     # a second run trains nothing again
     def fail(*args, **kwargs):
         raise RuntimeError("trained again")
 
-    monkeypatch.setattr(running, "fit", fail)
-    STUDIES["causal-lm"].run(settings, QUIET)
-    next((tmp_path / "causal-lm" / "runs").glob("lam-1-*/result.json")).unlink()
+    monkeypatch.setattr(causal_lm, "fit", fail)
+    run_study(causal_lm.STUDY, settings, QUIET)
+    next((tmp_path / "causal-lm" / "cells").glob("lam-1-*.json")).unlink()
     with pytest.raises(RuntimeError, match="trained again"):
-        STUDIES["causal-lm"].run(settings, QUIET)
+        run_study(causal_lm.STUDY, settings, QUIET)

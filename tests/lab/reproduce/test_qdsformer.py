@@ -1,28 +1,27 @@
 """The eight-token study: its protocol, and ours beside the paper's."""
 
+from dataclasses import asdict
+
 import pytest
 from rich.console import Console
 
-from bistoch.lab.reproduce import STUDIES, Settings, qdsformer
-from bistoch.lab.train import Recipe, new_model, open_task
+from bistoch.lab.reproduce import qdsformer
+from bistoch.lab.reproduce.qdsformer import STUDY
+from bistoch.lab.study import Results, Row, Settings, run_study
+from bistoch.lab.train import Setup, new_model, open_task
 
 
 @pytest.mark.usefixtures("quick_reports")
 def test_the_eight_token_study(tmp_path, monkeypatch):
-    settings = Settings(out=tmp_path, seeds=(0,), smoke=True)
-    comparison = qdsformer.comparison_of(settings)
-    assert new_model(comparison.setup("softmax", 0), open_task(comparison.data)).place.shape == (
-        8, 128,
-    )  # fmt: skip
-    full = qdsformer.comparison_of(Settings(out=tmp_path, seeds=(0, 1, 2)))
-    assert full.data == "fashion-mnist"
-    assert len(STUDIES["qdsformer-fashion"].seeds) >= 3
-    names = [operator.split("(")[0] for operator in full.operators]
+    smoke = Settings(out=tmp_path, seeds=(0,), smoke=True)
+    sizes = qdsformer.sizes(smoke)
+    setup = Setup(sizes.data, sizes.model, "softmax", sizes.recipe, 0)
+    assert new_model(setup, open_task(sizes.data)).place.shape == (8, 128)
+    assert qdsformer.sizes(Settings(out=tmp_path)).data == "fashion-mnist"
+    assert len(STUDY.seeds) >= 3
+    names = [operator.split("(")[0] for operator in qdsformer.OPERATORS]
     assert names == ["softmax", "sinkhorn", "orthogonal", "orthogonal", "elastic", "elastic"]
-    assert sum("learn='head'" in operator for operator in full.operators) == 1
-    # the smoke run as it is, on fewer pictures
-    small = Recipe(epochs=1, batch_size=2000, schedule="constant", warmup=0.0)
-    monkeypatch.setattr(qdsformer, "SMOKE", small)
+    assert sum("learn='head'" in operator for operator in qdsformer.OPERATORS) == 1
 
     def open_part(data):
         task = open_task(data)
@@ -33,28 +32,44 @@ def test_the_eight_token_study(tmp_path, monkeypatch):
             )
         return task
 
-    monkeypatch.setattr(qdsformer, "open_task", open_part)
+    # the smoke run as it is, on fewer pictures
+    monkeypatch.setattr(qdsformer, "_open", open_part)
     for name in list(qdsformer.OPERATORS)[2:]:
         monkeypatch.delitem(qdsformer.OPERATORS, name)
-    page = (
-        STUDIES["qdsformer-fashion"].run(settings, Console(quiet=True)).read_text(encoding="utf-8")
-    )
+    page = run_study(STUDY, smoke, Console(quiet=True)).read_text(encoding="utf-8")
     assert "smoke run" in page
     assert "softmax 88.9 ± 0.1" in page
 
 
-def test_the_study_compares_with_what_is_published(row):
-    balanced = "sinkhorn(backend='cpu')"
-    rows = [row("softmax", 0.885, 0.887, 0.886), row(balanced, 0.90, 0.902, 0.901)]
-    _, lines = qdsformer.beside_published(rows)
-    assert lines[0] == (
-        "softmax", "88.60 ± 0.10", "89.60 ± 0.10", "softmax 88.9 ± 0.1", "-0.3",
-    )  # fmt: skip
-    assert lines[1][-1] == "+1.0"
-    notes = qdsformer._notes(qdsformer.RECIPE, smoke=False)
-    assert "loosely" not in " ".join(notes)
-    shorter = " ".join(qdsformer._notes(qdsformer.recipe_of(12), smoke=False))
-    assert "12 epochs with a tenth of the rate from epochs 7 and 11 on, not for 50" in shorter
+def results_of(epochs, **scores):
+    rows = [
+        Row(name, seed, {}, {
+            "test": {"accuracy": x, "loss": 1.0}, "attention": {"peak": [1.0, 2.0]},
+            "curve": [{"accuracy": x + 0.01}, {"accuracy": x}],
+        })
+        for name, values in scores.items() for seed, x in enumerate(values)
+    ]  # fmt: skip
+    seconds = dict.fromkeys(scores, 0.5)
+    rows.append(Row("time", 0, {}, {"seconds": seconds}))
+    return Results(rows, {"recipe": asdict(qdsformer.recipe_of(epochs))})
+
+
+def test_the_study_compares_with_what_is_published():
+    scores = {"softmax": (0.885, 0.887, 0.886), "sinkhorn(backend='cpu')": (0.90, 0.902, 0.901)}
+    (table,) = qdsformer.tables(results_of(None, **scores))
+    assert table.rows[0] == [
+        "softmax", "88.60 ± 0.10", "", "89.60 ± 0.10", "1.000 ± 0.000", "1.50 ± 0.00",
+        "1.00", "softmax 88.9 ± 0.1",
+    ]  # fmt: skip
+    assert table.rows[1][2] == "+1.50 [+1.50, +1.50]"
+    assert table.rows[2][-1] == "circuit 90.0 ± 0.2"
+    assert "loosely" not in table.caption
+    (shorter,) = qdsformer.tables(results_of(12, **scores))
+    assert "12 epochs with a tenth of the rate from epochs 7 and 11 on, not for 50" in (
+        shorter.caption
+    )
+    (verdict,) = qdsformer.checks(results_of(None, **scores))
+    assert verdict.holds == "yes"
 
 
 @pytest.mark.parametrize("epochs", range(1, 51))

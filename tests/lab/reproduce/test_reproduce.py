@@ -1,6 +1,7 @@
-"""Studies run, go on after a stop, and judge by rules that can say no."""
+"""Studies run on the one runner, and judge by rules that can say no."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,21 +10,13 @@ from typer.testing import CliRunner
 
 from bistoch.analysis.capture import CapturedPlan
 from bistoch.cli import app
-from bistoch.lab.reproduce import (
-    STUDIES,
-    Settings,
-    qdsformer,
-    rank_decay,
-    rank_report,
-    sinks,
-    sinks_encoder,
-    sinks_report,
-)
-from bistoch.lab.reproduce.network import PARTS, Network, Shape, random_network
-from bistoch.lab.reproduce.study import Cells, measure_all
-from bistoch.lab.reproduce.switch_task import TaskShape, draw_sequences
+from bistoch.lab.reproduce import STUDIES, encoder, qdsformer, rank_decay, sinks
+from bistoch.lab.reproduce.ablation import PARTS, Shape, random_network
+from bistoch.lab.reproduce.lookup import TaskShape, draw_sequences
+from bistoch.lab.study import Results, Row, Settings, run_study
 
 QUIET = Console(quiet=True)
+TINY = Shape(depth=2, dim=8, heads=2, pictures=64, epochs=1)
 
 
 def run(*words):
@@ -44,132 +37,114 @@ def test_an_unknown_study_is_one_sentence(tmp_path):
     assert "unknown study 'rank'; known are rank-decay, sinks" in result.stderr
 
 
-def tiny(plan):
-    shape = Shape(depth=2, dim=8, heads=2, pictures=64, epochs=1)
-    if isinstance(plan, rank_decay.Plan):
-        return plan._replace(random=shape, trained=shape, product_depth=4, product_size=7)
-    return plan._replace(pictures=shape, task=TaskShape(dim=8, steps=2), sequences=3)
+def test_epochs_belong_to_studies_that_have_them(tmp_path):
+    for words, sentence in (
+        (("sinks", "--epochs", 3), "sinks does not train by epochs"),
+        (("qdsformer-fashion", "--smoke", "--epochs", 3), "a smoke run has epochs of its own"),
+        (("qdsformer-fashion", "--seed", 1, "--seed", 1), "seeds must be different"),
+    ):
+        refused = run("reproduce", *map(str, words), "--out", str(tmp_path / "out"))
+        assert refused.exit_code == 2
+        assert sentence in refused.stderr
+        assert not (tmp_path / "out").exists()
+    settings = Settings(out=tmp_path, seeds=(0,), epochs=3)
+    assert qdsformer.sizes(settings).recipe.epochs == 3
 
 
-@pytest.mark.parametrize("name", ["rank-decay", "sinks"])
-def test_a_study_ends_with_a_page_and_goes_on_after_a_stop(name, tmp_path, monkeypatch):
-    module = {"rank-decay": rank_decay, "sinks": sinks}[name]
-    monkeypatch.setattr(module, "SMOKE", tiny(module.SMOKE))
-    monkeypatch.setattr(sinks_encoder, "is_installed", lambda: False)
-    settings = Settings(out=tmp_path, seeds=(0,), smoke=True)
-    page = STUDIES[name].run(settings, QUIET)
-    text = page.read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("module", "small"),
+    [
+        (rank_decay, replace(rank_decay.SMOKE, random=TINY, trained=TINY, product_depth=4)),
+        (sinks, sinks.Sizes(TINY, TaskShape(dim=8, steps=2), 3)),
+    ],
+    ids=["rank-decay", "sinks"],
+)
+def test_a_study_ends_with_a_page_and_resumes(module, small, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SMOKE", small)
+    monkeypatch.setattr(sinks, "is_installed", lambda: False)
+    study, settings = module.STUDY, Settings(out=tmp_path, seeds=(0,), smoke=True)
+    text = run_study(study, settings, QUIET).read_text(encoding="utf-8")
     assert "smoke run" in text
     assert "data:image/png;base64," in text
     assert "http" not in text.replace("http-equiv", "")
-    cells = json.loads((tmp_path / name / "cells.json").read_text())["cells"]
+    record = json.loads((tmp_path / study.name / "report.json").read_text())
+    assert len(record["cells"]) == len(study.cells(True))
 
-    # a second run measures nothing again
-    def fail(*args, **kwargs):
+    def fail(*args):
         raise RuntimeError("measured again")
 
-    for measure in ("measure_product", "measure_random", "measure_lookup", "measure_pictures"):
-        monkeypatch.setattr(module, measure, fail, raising=False)
-    STUDIES[name].run(settings, QUIET)
-    # and one cell that is missing is all that is asked for
-    whole = json.loads((tmp_path / name / "cells.json").read_text())
-    del whole["cells"][next(iter(cells))]
-    (tmp_path / name / "cells.json").write_text(json.dumps(whole))
+    # a second run measures nothing; one cell that is missing is measured
+    again = replace(study, run=fail)
+    run_study(again, settings, QUIET)
+    next((tmp_path / study.name / "cells").glob("*.json")).unlink()
     with pytest.raises(RuntimeError, match="measured again"):
-        STUDIES[name].run(settings, QUIET)
+        run_study(again, settings, QUIET)
 
 
-def test_a_stopped_run_keeps_what_it_has(tmp_path):
-    cells = Cells(tmp_path / "cells.json", {"size": (1, 2)})
-
-    def stop():
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        measure_all([("a", lambda: {"x": 1}), ("b", stop)], cells, QUIET)
-    assert Cells(tmp_path / "cells.json", {"size": (1, 2)}).found == {"a": {"x": 1}}
-    assert Cells(tmp_path / "cells.json", {"size": (1, 3)}).found == {}
-    (tmp_path / "cells.json").write_text("{ half a fi")
-    assert Cells(tmp_path / "cells.json", {"size": (1, 2)}).found == {}
-
-
-def test_parts_can_be_taken_out():
+def test_parts_can_be_removed():
     network = random_network(Shape(depth=1, dim=8, heads=2), "softmax", seed=0)
     block, x = network.blocks[0], torch.randn(2, 28, 8, dtype=torch.float64)
-    network.take_out(*PARTS)
+    network.remove(*PARTS)
     torch.testing.assert_close(block(x), block.attention(x))
-    network.take_out("mlp", "norm")
+    network.remove("mlp", "norm")
     torch.testing.assert_close(block(x), x + block.attention(x))
-    network.take_out("skip", "mlp")
+    network.remove("skip", "mlp")
     torch.testing.assert_close(block(x), block.attention(block.norms[0](x)))
-    network.take_out()
+    network.remove()
     y = x + block.attention(block.norms[0](x))
     torch.testing.assert_close(block(x), y + block.mlp(block.norms[1](y)))
 
 
-def test_training_leaves_random_numbers_alone(tmp_path):
-    shape = Shape(depth=1, dim=8, heads=2, pictures=64, epochs=1)
-    from bistoch.lab.reproduce.network import trained_network
-
-    before = torch.get_rng_state()
-    first, accuracy = trained_network(shape, "softmax", 0, tmp_path)
-    again, same = trained_network(shape, "softmax", 0, tmp_path)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert accuracy == same
-    assert isinstance(again, Network)
-    pairs = zip(first.parameters(), again.parameters(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
-
-
 def test_pure_attention_collapses_doubly_exponentially():
     # the order is 3 up to what differs between layers; 1 would be plain exponential decay
-    plan = rank_decay.SMOKE._replace(random=Shape(depth=6, dim=16, heads=1), pictures=3)
+    sizes = replace(rank_decay.SMOKE, random=Shape(depth=6, dim=16, heads=1), pictures=3)
     for operator in ("softmax", "sinkhorn"):
-        found = rank_decay.measure_random(plan, operator, 1.0, PARTS, 0)
-        assert 2.3 < rank_report.decay_order(found["residual"]) < 4
-        skipped = rank_decay.measure_random(plan, operator, 1.0, ("mlp", "norm"), 0)
+        found = rank_decay.measure_random(sizes, operator, 1.0, PARTS, 0)
+        assert 2.3 < rank_decay.decay_order(found["residual"]) < 4
+        skipped = rank_decay.measure_random(sizes, operator, 1.0, ("mlp", "norm"), 0)
         assert skipped["residual"][-1] > 0.05
         assert len(found["sigma_2"]) == 6 == len(found["residual"]) - 1
 
 
-def curve(kind, operator, without, residual, rank=5.0, scale="2"):
-    cell = {"residual": residual, "effective_rank": [rank] * len(residual)}
-    return rank_report.Curve(kind, operator, scale, without, [cell])
-
-
 def test_verdicts_on_rank_can_say_no():
-    alone = rank_report.ALONE
-
-    def judge(order, kept, trained, product):
+    def checks(order, kept, trained, product):
         pure = [0.5, 0.5**order, 0.5**order**2, 0.5**order**3]
-        curves = []
+        rows = []
         for operator, ours in (("softmax", 0.3), ("sinkhorn", trained)):
-            curves += [
-                curve("random", operator, alone, pure),
-                curve("random", operator, "no mlp norm", [0.5, 0.5, 0.5, kept]),
-                curve("trained", operator, "whole", [0.5, ours], rank=10 * ours, scale="1"),
-                curve("product", operator, "", [1.0, product if ours != 0.3 else 0.5]),
-            ]
-        return [verdict.holds for verdict in rank_report.judge(curves)]
+            for seed in (0, 1, 2):
+                for kind, scale, parts, residual in (
+                    ("random", 2.0, PARTS, pure),
+                    ("random", 2.0, ("mlp", "norm"), [0.5, 0.5, 0.5, kept]),
+                    ("trained", 1.0, (), [0.5, ours + seed / 1000]),
+                    ("product", 2.0, None, [1.0, 0.5 if operator == "softmax" else product]),
+                ):
+                    cell = rank_decay._cell(kind, operator, scale, parts)
+                    ranks = [10 * value for value in residual]
+                    result = {"residual": residual, "effective_rank": ranks}
+                    rows.append(Row(cell.name, seed, cell.options, result))
+        return [verdict.holds for verdict in rank_decay.checks(Results(rows))]
 
-    assert judge(order=3, kept=0.4, trained=0.4, product=0.5) == ["yes"] * 4
-    assert judge(order=1.2, kept=1e-9, trained=0.2, product=0.3) == ["no"] * 4
-
-
-def heads(sink, diagonal, drain, rate):
-    lists = {"sink": [sink], "diagonal": [diagonal], "drain": [drain]}
-    return [{**lists, "sink_rate": rate}]
+    assert checks(order=3, kept=0.4, trained=0.4, product=0.5) == ["yes"] * 5
+    opposite = ["no, the opposite"] * 2
+    assert checks(order=1.2, kept=1e-9, trained=0.2, product=0.3) == ["no", "no", *opposite, "no"]
 
 
 def test_verdicts_on_sinks_can_say_no():
-    def judge(soft, hard):
-        found = {("lookup", "softmax"): soft, ("lookup", "sinkhorn"): hard}
-        return [verdict.holds for verdict in sinks_report.judge(found)]
+    def heads(sink, diagonal, drain, rate):
+        return {"sink": [sink], "diagonal": [diagonal], "drain": [drain], "sink_rate": rate}
+
+    def checks(soft, hard):
+        pairs = (("softmax", soft), ("sinkhorn", hard))
+        rows = [
+            Row(f"lookup/{name}", 0, {"task": "lookup", "operator": name}, result)
+            for name, result in pairs
+        ]
+        return [verdict.holds for verdict in sinks.checks(Results(rows))]
 
     sunk, diagonal = heads(0.9, 0.1, 0.05, 0.9), heads(0.1, 0.9, 1.0, 0.0)
-    assert judge(sunk, diagonal) == ["yes", "yes", "yes"]
-    assert judge(heads(0.9, 0.1, 1.5, 0.9), sunk) == ["no", "no", "no"]
-    assert judge(diagonal, diagonal) == ["no sinks to remove", "no sinks to ask", "no"]
+    assert checks(sunk, diagonal) == ["yes", "yes", "yes"]
+    assert checks(heads(0.9, 0.1, 1.5, 0.9), sunk) == ["no", "no", "no"]
+    assert checks(diagonal, diagonal) == ["inconclusive", "inconclusive", "no"]
 
 
 def test_heads_of_a_captured_model():
@@ -190,7 +165,7 @@ def test_heads_of_a_captured_model():
     assert sinks.measure_heads(seen, causal=True)["drain"] == []
 
 
-@pytest.mark.skipif(not sinks_encoder.is_installed(), reason="the encoder is not installed")
+@pytest.mark.skipif(not encoder.is_installed(), reason="the encoder is not installed")
 def test_balance_removes_the_sinks_of_a_trained_encoder():
     soft = sinks.measure_encoder("softmax", smoke=True)
     hard = sinks.measure_encoder("sinkhorn", smoke=True)
@@ -209,23 +184,3 @@ def test_the_task_asks_one_token_for_one_word():
     assert (first.sum(-1) == 1).all()
     assert torch.equal((wanted * asker[..., None]).sum(1), (words * answer[..., None]).sum(1))
     assert (wanted * (1 - asker[..., None])).abs().sum() == 0
-
-
-def test_seeds_must_differ(tmp_path):
-    with pytest.raises(ValueError, match="seeds must be different"):
-        Settings(out=tmp_path, seeds=(1, 1))
-
-
-def test_epochs_belong_to_studies_that_have_them(tmp_path):
-    for words, sentence in (
-        (("sinks", "--epochs", 3), "sinks does not train by epochs"),
-        (("qdsformer-fashion", "--smoke", "--epochs", 3), "a smoke run has epochs of its own"),
-        (("qdsformer-fashion", "--seed", 1, "--seed", 1), "seeds must be different"),
-    ):
-        refused = run("reproduce", *map(str, words), "--out", str(tmp_path / "out"))
-        assert refused.exit_code == 2
-        assert sentence in refused.stderr
-        assert not (tmp_path / "out").exists()
-    settings = Settings(out=tmp_path, seeds=(0,), epochs=3)
-    assert qdsformer.comparison_of(settings).recipe.epochs == 3
-    assert settings.command("x") == "bistoch reproduce x --seed 0 --epochs 3"

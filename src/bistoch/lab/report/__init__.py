@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bistoch.lab.drawing import to_png
 from bistoch.lab.files import write_whole
 from bistoch.lab.stats import Verdict
+from bistoch.lab.store import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
+# letters of a name in a table of the terminal that are never broken
+NAME = 20
 SMOKE = "This is a smoke run: it shows that everything works, and its numbers mean nothing."
 
 
@@ -162,7 +165,7 @@ class Report:
         if markdown:
             files[path.with_suffix(".md")] = self._render("page.md.jinja")
         if record is not None:
-            text = json.dumps(record, indent=1, ensure_ascii=False)
+            text = json.dumps(plain(record), indent=1, ensure_ascii=False)
             files[path.with_suffix(".json")] = text.encode()
         files |= {path.parent / name: content for name, content in self._files.items()}
         for file, whole in files.items():
@@ -181,29 +184,49 @@ class Report:
             self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
-def print_table(console: "Console", table: Table, title: str = "") -> None:
-    """A table on the terminal: names to the left, numbers to the right and never broken."""
+def print_table(console: "Console", table: Table) -> None:
+    """A table on the terminal: names to the left, numbers to the right and never broken.
+
+    Where it is too wide, standard deviations go first, and then the last columns.
+    """
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    rows, room = [[show(cell) for cell in row] for row in table.rows], console.width - 1
+    if sum(_widths(table.head, rows)) > room:
+        rows = [[re.sub(r" ± \S+", "", cell) for cell in row] for row in rows]
+    widths = _widths(table.head, rows)
+    kept = len(widths)
+    while kept > 2 and sum(widths[:kept]) > room:
+        kept -= 1
+    words = [any(_is_words(row[place]) for row in rows) for place in range(kept)]
+    # names share what numbers leave
+    spare = max(0, room - sum(widths[:kept])) // max(1, sum(words))
     made = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    rows = [[show(cell) for cell in row] for row in table.rows]
-    for place, name in enumerate(table.head):
-        column = [row[place] for row in rows]
-        words = any(map(_is_words, column))
-        # a heading may be broken between words, a number never
-        width = max((len(cell) for cell in column), default=0) if not words else 0
-        width = max(width, *(len(word) for word in name.split() or [""]))
+    for place, name in enumerate(table.head[:kept]):
+        longest = max(len(name), *(len(row[place]) for row in rows), 0)
         made.add_column(
-            Text(name), justify="left" if words or place == 0 else "right", min_width=width,
-            overflow="fold",
+            Text(name), justify="left" if words[place] or place == 0 else "right", overflow="fold",
+            width=min(longest, widths[place] - 2 + (spare if words[place] else 0)),
         )  # fmt: skip
     for row in rows:
-        made.add_row(*map(Text, row))
-    if title or table.caption:
-        console.print(Text(f"\n{title or table.caption}", style="bold"))
+        made.add_row(*map(Text, row[:kept]))
     console.print(made)
+    left = f"Not shown here: {', '.join(table.head[kept:])}. " if kept < len(widths) else ""
+    if left or table.caption:
+        console.print(Text(left + table.caption, style="dim"))
+
+
+def _widths(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """What columns need: numbers and the words of a heading stay whole, long names may break."""
+    widths = []
+    for place, name in enumerate(head):
+        cells = [row[place] for row in rows]
+        limit = NAME if any(map(_is_words, cells)) else 1000
+        longest = max((len(cell) for cell in cells), default=0)
+        widths.append(max(min(longest, limit), *(len(word) for word in name.split() or [""])) + 2)
+    return widths
 
 
 def show(cell: object) -> str:

@@ -4,25 +4,36 @@ Seven stripes of a picture and a class token, two layers of one head. Published 
 accuracy with the attention of softmax, Sinkhorn, a QR decomposition and a quantum circuit.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
+import functools
+from dataclasses import dataclass, replace
 from statistics import mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+import numpy as np
 
-from bistoch.lab.compare.cells import time_once
-from bistoch.lab.compare.page import Found
-from bistoch.lab.compare.plan import Comparison
-from bistoch.lab.compare.run import train_all, write_all
-from bistoch.lab.compare.summary import Row, rows_of, spread
-from bistoch.lab.reproduce import telling
-from bistoch.lab.reproduce.study import Settings
-from bistoch.lab.train import Recipe, open_task
+from bistoch.lab.compare.draw import draw_curves
+from bistoch.lab.compare.look import measure
+from bistoch.lab.study import (
+    Cell,
+    Column,
+    Context,
+    Result,
+    Results,
+    Settings,
+    Study,
+    Table,
+    Verdict,
+)
+from bistoch.lab.train import (
+    Recipe,
+    Setup,
+    Task,
+    evaluate,
+    new_model,
+    open_task,
+    time_steps,
+    train_run,
+)
 
 
 class Published(NamedTuple):
@@ -31,6 +42,9 @@ class Published(NamedTuple):
     what: str
     accuracy: float
     spread: float
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.accuracy} ± {self.spread}"
 
 
 # ours, and what the paper compares with; it has no elastic attention. The kernels are named because
@@ -51,23 +65,28 @@ RECIPE = Recipe(
     epochs=50, batch_size=100, lr=5e-4, optimizer="adam", weight_decay=0.0, schedule="steps",
     warmup=0.0, milestones=(31, 45), clip=None,
 )  # fmt: skip
-SMOKE = Recipe(
-    epochs=1, batch_size=100, lr=5e-4, optimizer="adam", weight_decay=0.0, schedule="constant",
-    warmup=0.0, clip=None,
-)  # fmt: skip
 
 
-def comparison_of(settings: Settings) -> Comparison:
-    """What a run of the study trains."""
-    data = "fashion-mnist-small" if settings.smoke else "fashion-mnist"
-    recipe = SMOKE if settings.smoke else recipe_of(settings.epochs)
-    return Comparison(data, "vit_stripes", tuple(OPERATORS), settings.seeds, recipe)
+@dataclass(frozen=True)
+class Sizes:
+    """Data, model and protocol of every run."""
+
+    data: str = "fashion-mnist"
+    model: str = "vit_stripes"
+    recipe: Recipe = RECIPE
+
+
+def sizes(settings: Settings) -> Sizes:
+    """The full set, or in a smoke run one epoch of the shipped part."""
+    if settings.smoke:
+        return Sizes("fashion-mnist-small", recipe=recipe_of(1))
+    return Sizes(recipe=recipe_of(settings.epochs))
 
 
 def recipe_of(epochs: int | None) -> Recipe:
     """The recipe of the paper in another number of epochs: the rate falls at the same shares of it.
 
-    >>> recipe_of(None).decays, recipe_of(10).decays, recipe_of(1).schedule
+    >>> recipe_of(None).milestones, recipe_of(10).milestones, recipe_of(1).schedule
     ((31, 45), (6, 9), 'constant')
     """
     if epochs is None:
@@ -79,76 +98,95 @@ def recipe_of(epochs: int | None) -> Recipe:
     return replace(RECIPE, epochs=epochs, milestones=tuple(falls))
 
 
-def run_qdsformer(settings: Settings, console: Console) -> Path:
-    """Train what is missing, print ours beside the published, and write the report; its path."""
-    comparison, out = comparison_of(settings), settings.out / "qdsformer-fashion"
-    task = open_task(comparison.data)
-    cells = train_all(comparison, task, out, console)
-    rows = rows_of(comparison, cells)
-    head, lines = beside_published(rows, smoke=settings.smoke)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in head:
-        table.add_column(name, justify="left" if name == "operator" else "right")
-    for line in lines:
-        table.add_row(*map(escape, line))
-    console.print(table)
-    notes = _notes(comparison.recipe, smoke=settings.smoke)
-    for note in notes:
-        console.print(note, highlight=False, markup=False)
-    command = settings.command("qdsformer-fashion")
-    times = time_once(comparison, task, out)
-    found = Found(
-        comparison, task, rows, times, command, notes, {"Beside the paper": (head, lines)}
-    )
-    return write_all(found, out, console)
+def cells(smoke: bool) -> list[Cell]:
+    """One per operator, and the time of their training steps."""
+    trained = [Cell(operator, {"operator": operator}) for operator in OPERATORS]
+    return [*trained, Cell("time", seeded=False)]
 
 
-def beside_published(
-    rows: Sequence[Row], *, smoke: bool = False
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """One line per operator: our test accuracy, that of the best epoch, and what is published.
-
-    A smoke run has other data and other epochs, so it is not compared.
-    """
-    head = ("operator", "ours (%)", "best epoch (%)", "published (%)", "difference")
-    lines: list[tuple[str, ...]] = []
-    for row in rows:
-        ours, published = row.test("accuracy"), OPERATORS[row.operator]
-        theirs = f"{published.what} {published.accuracy} ± {published.spread}" if published else ""
-        gap = ""
-        if published and ours and not smoke:
-            gap = f"{100 * mean(ours) - published.accuracy:+.1f}"
-        best = row.curve("accuracy").max(1).tolist() if ours else []
-        lines.append((row.operator, spread(ours, 100, 2), spread(best, 100, 2), theirs, gap))
-    lines.append(("", "", "", f"{CIRCUIT.what} {CIRCUIT.accuracy} ± {CIRCUIT.spread}", ""))
-    return head, lines
+def run(cell: Cell, seed: int, context: Context) -> Result:
+    """Train an operator; test scores, the curve, and what its attention does."""
+    chosen: Sizes = context.sizes
+    task = _open(chosen.data)
+    if cell.name == "time":
+        models = {name: new_model(_setup(chosen, name, 0), task) for name in OPERATORS}
+        return time_steps(models, task, chosen.recipe)
+    setup = _setup(chosen, cell.options["operator"], seed)
+    model, fitted = train_run(setup, task, context.folder, on_step=context.on_step)
+    return {
+        "test": evaluate(model, task, "test"),
+        "curve": fitted.curve,
+        "epoch": fitted.epoch,
+        "steps": fitted.steps,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "attention": measure(model, task),
+    }
 
 
-def _notes(recipe: Recipe, *, smoke: bool) -> list[str]:
-    notes = [
-        "Published: Born et al., QDSFormer, NeurIPS 2025, two layers, five seeds, validation "
-        "accuracy; of which epoch is not said. Ours is the accuracy on the test pictures after the "
-        "last epoch; nothing was chosen by it. The best epoch of every seed is chosen by these "
-        "pictures, so its accuracy is a little too high.",
+def _setup(chosen: Sizes, operator: str, seed: int) -> Setup:
+    return Setup(chosen.data, chosen.model, operator, chosen.recipe, seed)
+
+
+@functools.cache
+def _open(data: str) -> Task:
+    return open_task(data)
+
+
+def lines_of(results: Results) -> list[str]:
+    """The operators that were trained, in order."""
+    return [name for name in OPERATORS if name in results.names]
+
+
+def _best(result: Result) -> float:
+    return max(epoch["accuracy"] for epoch in result["curve"])
+
+
+def _peak(result: Result) -> float:
+    return mean(result["attention"]["peak"])
+
+
+def tables(results: Results) -> list[Table]:
+    """Ours after the last epoch and at the best one, beside the paper's."""
+    columns = [
+        Column("ours (%)", "test.accuracy", ".2f", 100, compared=True),
+        Column("best epoch (%)", _best, ".2f", 100),
+        Column("test loss", "test.loss"),
+        Column("largest column mass", _peak, ".2f"),
     ]
-    if smoke:
-        return [telling.SMOKE, *notes]
-    if recipe.epochs != RECIPE.epochs:
-        notes.append(_shortened(recipe))
-    return notes
+    names = lines_of(results)
+    made = results.table(
+        columns, NOTE + _shortened(results), names=names, baseline="softmax",
+        more={
+            "step, over softmax": results.times_over("softmax"),
+            "published (%)": {name: str(known or "") for name, known in OPERATORS.items()},
+        },
+    )  # fmt: skip
+    blank = [""] * (len(made.head) - 1)
+    return [made._replace(rows=[*made.rows, [*blank, str(CIRCUIT)]])]
 
 
-def _shortened(recipe: Recipe) -> str:
+NOTE = (
+    "Published: two layers, five seeds, validation accuracy; of which epoch is not said. Ours is "
+    "the accuracy on the test pictures after the last epoch; nothing was chosen by it. The best "
+    "epoch of every seed is chosen by these pictures, so its accuracy is a little too high. "
+    "Differences are to softmax with the same seed, with their 95 % interval."
+)
+
+
+def _shortened(results: Results) -> str:
     """That a run was not as long as the recipe, and what that means."""
+    recipe = Recipe(**results.sizes["recipe"])
+    if results.smoke or recipe.epochs == RECIPE.epochs:
+        return ""
     return (
-        f"Ours was trained for {recipe.epochs} epochs with {_falls(recipe)}, not for "
+        f" Ours was trained for {recipe.epochs} epochs with {_falls(recipe)}, not for "
         f"{RECIPE.epochs} with {_falls(RECIPE)}: compare ours with ours, and with the published "
         "numbers only loosely."
     )
 
 
 def _falls(recipe: Recipe) -> str:
-    """When the rate falls, in words.
+    """When the rate falls.
 
     >>> _falls(recipe_of(10))
     'a tenth of the rate from epochs 6 and 9 on'
@@ -159,3 +197,49 @@ def _falls(recipe: Recipe) -> str:
         return "the same rate throughout"
     epochs = "epoch" if len(recipe.milestones) == 1 else "epochs"
     return f"a tenth of the rate from {epochs} {' and '.join(map(str, recipe.milestones))} on"
+
+
+def checks(results: Results) -> list[Verdict]:
+    """Every other operator is published, or hoped, to be ahead of softmax."""
+    return [
+        results.claim(
+            f"{name}: a higher accuracy than softmax", name, "softmax", "test.accuracy",
+            larger=True, unit="points", form=".2f", scale=100,
+        )
+        for name in lines_of(results) if name != "softmax"
+    ]  # fmt: skip
+
+
+def figure(results: Results) -> Any:
+    """Learning curves."""
+    panels = {"train_loss": "training loss", "loss": "test loss", "accuracy": "test accuracy"}
+    curves = {
+        name: {
+            key: np.array(
+                [[e[key] for e in one["curve"]] for one in results.by_seed(name).values()]
+            )
+            for key in panels
+        }
+        for name in lines_of(results)
+        if results.by_seed(name)
+    }
+    return draw_curves(curves, panels)
+
+
+STUDY = Study(
+    name="qdsformer-fashion",
+    title="The eight-token vision Transformer of QDSFormer",
+    question="Does balance help a small vision Transformer, and how much of it is enough?",
+    source="Born et al., QDSFormer, NeurIPS 2025, arXiv 2504.16275",
+    about="FashionMNIST, a picture as seven stripes and a class token, two layers of one head. For "
+    "one seed all operators start from the same weights and see the same pictures in the same "
+    "order.",
+    sizes=sizes,
+    cells=cells,
+    run=run,
+    checks=checks,
+    tables=tables,
+    figure=figure,
+    caption="Mean over seeds by epoch; the band reaches from the lowest seed to the highest.",
+    epochs=RECIPE.epochs,
+)

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -262,7 +262,7 @@ def evaluate(
 
 
 def time_steps(
-    models: dict[str, nn.Module], task: Task, recipe: Recipe, *, rounds: int = 9, warmup: int = 2
+    models: Mapping[str, nn.Module], task: Task, recipe: Recipe, *, rounds: int = 9, warmup: int = 2
 ) -> dict[str, Any]:
     """The best time of a training step (forward, backward, update) of models that take turns.
 

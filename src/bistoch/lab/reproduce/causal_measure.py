@@ -14,6 +14,12 @@ from bistoch.lab.compare.look import learned_lam
 
 # windows that are read at once
 AT_ONCE = 8
+# what is measured of attention: the title of its column, and how it is written
+METRICS = {
+    "sink_rate": ("sink rate", ".2f"), "first": ("first token", ".3f"),
+    "overload": ("overload", ".1f"), "early": ("first half", ".1f"),
+    "deviation": ("deviation", ".2f"), "kurtosis": ("kurtosis", ".1f"),
+}  # fmt: skip
 
 
 @torch.no_grad()

@@ -1,18 +1,15 @@
-"""A small Transformer whose parts can be taken out, and its training on pictures cut into rows."""
+"""A small Transformer whose parts can be removed, trained to classify pictures row by row."""
 
 import functools
-import io
 import itertools
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bistoch.lab import data
-from bistoch.lab.files import write_whole
-from bistoch.lab.reproduce.study import digest
+from bistoch.lab.study import Context, Result
 from bistoch.nn import Attention
 
 # what a block may have besides attention
@@ -35,8 +32,13 @@ class Shape:
     rate: float = 1e-3
 
 
-# what a smoke run trains
+# what is trained, and what a smoke run trains
+USUAL = Shape()
 SMALL = Shape(depth=2, dim=16, heads=2, pictures=320, epochs=1)
+
+
+# from free columns to balanced ones: dark to bright, of the palette of Okabe and Ito
+COLOURS = dict(zip(LAMS, ("#000000", "#0072b2", "#009e73", "#56b4e9", "#d55e00"), strict=True))
 
 
 def operator_text(name: str, iters: int = 10, scale: float = 1.0) -> str:
@@ -86,13 +88,13 @@ class Network(nn.Module):
     def __init__(self, shape: Shape, operator: str):
         super().__init__()
         self.embed = nn.Linear(28, shape.dim)
-        self.place = nn.Parameter(0.5 * torch.randn(28, shape.dim))
+        self.positions = nn.Parameter(0.5 * torch.randn(28, shape.dim))
         blocks = [Block(shape.dim, shape.heads, operator) for _ in range(shape.depth)]
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(shape.dim)
         self.classify = nn.Linear(shape.dim, 10)
 
-    def take_out(self, *missing: str) -> None:
+    def remove(self, *missing: str) -> None:
         """Run without these parts from now on."""
         left = tuple(part for part in PARTS if part not in missing)
         for block in self.modules():
@@ -101,7 +103,7 @@ class Network(nn.Module):
 
     def forward(self, pictures: Float[Tensor, "b 28 28"]) -> Float[Tensor, "b 10"]:
         """The scores of the classes."""
-        x = self.embed(pictures) + self.place
+        x = self.embed(pictures) + self.positions
         for block in self.blocks:
             x = block(x)
         return self.classify(self.norm(x).mean(-2))
@@ -135,24 +137,19 @@ def random_network(shape: Shape, operator: str, seed: int) -> Network:
     return network
 
 
-def trained_network(shape: Shape, operator: str, seed: int, folder: Path) -> tuple[Network, float]:
-    """A trained network and its test accuracy; trained once, then read from the folder."""
-    file = folder / f"{digest(asdict(shape), operator, seed)}.pt"
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(seed)
-        network = Network(shape, operator)
-        if file.exists():
-            kept = torch.load(file, weights_only=True)
-            network.load_state_dict(kept["weights"])
-            return network.eval(), kept["accuracy"]
-        x_train, y_train, x_test, y_test = load_pictures(shape.pictures)
-        _train(network, x_train, y_train, shape, torch.Generator().manual_seed(seed))
-    accuracy = _accuracy(network.eval(), x_test, y_test)
-    content = io.BytesIO()
-    torch.save({"weights": network.state_dict(), "accuracy": accuracy}, content)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(file, content.getvalue())
-    return network, accuracy
+def trained_classifier(shape: Shape, operator: str, context: Context) -> tuple[Network, Result]:
+    """A network trained on pictures, and its test accuracy; trained once for all studies."""
+    x_train, y_train, x_test, y_test = load_pictures(shape.pictures)
+    text = operator_text(operator)
+
+    def train(network: Network) -> dict[str, float]:
+        generator = torch.Generator().manual_seed(context.seed)
+        _train(network, x_train, y_train, shape, generator)
+        return {"accuracy": _accuracy(network.eval(), x_test, y_test)}
+
+    return context.network(
+        "classifier", {"shape": shape, "operator": text}, lambda: Network(shape, text), train
+    )
 
 
 def _train(

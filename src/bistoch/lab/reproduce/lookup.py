@@ -5,16 +5,13 @@ return zeros. A head can be off in two ways: by a sink, the first token, whose v
 by looking at itself, because what a token knows of itself the skip can take away again.
 """
 
-import io
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bistoch.lab.files import write_whole
-from bistoch.lab.reproduce.study import digest
+from bistoch.lab.study import Context, Result
 from bistoch.nn import Attention
 
 # flags of a token besides its word: first, asker, answer
@@ -46,13 +43,13 @@ class Lookup(nn.Module):
     def __init__(self, shape: TaskShape, operator: str):
         super().__init__()
         self.embed = nn.Linear(shape.words + FLAGS, shape.dim)
-        self.place = nn.Parameter(0.5 * torch.randn(shape.length, shape.dim))
+        self.positions = nn.Parameter(0.5 * torch.randn(shape.length, shape.dim))
         self.attention = Attention(shape.dim, shape.heads, operator=operator)
         self.read = nn.Linear(shape.dim, shape.words)
 
     def forward(self, tokens: Float[Tensor, "b n t"]) -> Float[Tensor, "b n words"]:
         """What every token returns."""
-        x = self.embed(tokens) + self.place
+        x = self.embed(tokens) + self.positions
         return self.read(x + self.attention(x))
 
 
@@ -75,25 +72,15 @@ def draw_sequences(
     return torch.cat([said, flags], -1), wanted
 
 
-def trained_lookup(
-    shape: TaskShape, operator: str, seed: int, folder: Path
-) -> tuple[Lookup, float]:
-    """A trained network and how much of the wanted result it explains; trained once, then read."""
-    file = folder / f"lookup-{digest(asdict(shape), operator, seed)}.pt"
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(seed)
-        network = Lookup(shape, operator)
-        if file.exists():
-            kept = torch.load(file, weights_only=True)
-            network.load_state_dict(kept["weights"])
-            return network.eval(), kept["explained"]
-        _train(network, shape, torch.Generator().manual_seed(seed))
-    explained = _explained(network.eval(), shape)
-    content = io.BytesIO()
-    torch.save({"weights": network.state_dict(), "explained": explained}, content)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(file, content.getvalue())
-    return network, explained
+def trained_lookup(shape: TaskShape, operator: str, context: Context) -> tuple[Lookup, Result]:
+    """A trained network, and the share of the wanted result that it explains."""
+
+    def train(network: Lookup) -> dict[str, float]:
+        _train(network, shape, torch.Generator().manual_seed(context.seed))
+        return {"explained": _explained(network.eval(), shape)}
+
+    configuration = {"shape": shape, "operator": operator}
+    return context.network("lookup", configuration, lambda: Lookup(shape, operator), train)
 
 
 def _train(network: Lookup, shape: TaskShape, generator: torch.Generator) -> None:

@@ -1,9 +1,12 @@
-"""The sentences of the study: real ones from the data room, or a few of our own for a smoke run."""
+"""Sentences to embed: of data sets that are fetched, or a few of the library's own."""
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 
+# the sets of a full run and of a smoke run
+SETS = {False: ("AG News", "Multi30k captions"), True: ("own sentences",)}
 # of every set: how many sentences are compared, and how many others choose the heads
 COMPARED, CHOOSING = 200, 32
 
@@ -18,14 +21,16 @@ class Sentences:
     choosing: list[str]
 
 
-def load_sentences(smoke: bool, seed: int) -> list[Sentences]:
-    """News and captions, or the few of a smoke run; what chooses and what is compared differ."""
-    if smoke:
+@functools.cache
+def load_sentences(own: bool, seed: int) -> list[Sentences]:
+    """News and captions, or the library's own; what chooses heads is never compared."""
+    names = SETS[own]
+    if own:
         lines = [(line, topic) for topic, some in enumerate(OWN) for line in some]
         compared = [pair for place, pair in enumerate(lines) if place % 3]
         choosing = [line for place, (line, _) in enumerate(lines) if not place % 3]
         texts, topics = [line for line, _ in compared], [topic for _, topic in compared]
-        return [Sentences("own sentences", texts, topics, choosing)]
+        return [Sentences(names[0], texts, topics, choosing)]
     from bistoch.lab.data import load
 
     news, captions = load("agnews"), load("multi30k")
@@ -33,13 +38,13 @@ def load_sentences(smoke: bool, seed: int) -> list[Sentences]:
     other = _pick(len(news.x_train), CHOOSING, seed)
     return [
         Sentences(
-            "AG News",
+            names[0],
             [news.x_test[i] for i in pick],
             [int(news.y_test[i]) for i in pick],
             [news.x_train[i] for i in other],
         ),
         Sentences(
-            "Multi30k captions",
+            names[1],
             [captions.test["en"][i] for i in _pick(len(captions.test["en"]), COMPARED, seed)],
             None,
             [captions.valid["en"][i] for i in _pick(len(captions.valid["en"]), CHOOSING, seed)],

@@ -1,0 +1,134 @@
+"""Run a study: every cell with every seed, resumed where it was stopped, and a page at the end."""
+
+import functools
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bistoch.lab.machine import provenance
+from bistoch.lab.progress import Display, duration, progress
+from bistoch.lab.report import SMOKE, Report
+from bistoch.lab.store import Result, Run, Store, plain
+from bistoch.lab.study.definition import Cell, Context, Settings, Study
+from bistoch.lab.study.results import Results, Row
+from bistoch.lab.train import DivergedError
+
+
+def run_study(study: Study, settings: Settings, console: Console) -> Path:
+    """Run the cells that are missing, and write page and record; the path of the page."""
+    runner = Runner(study, settings, console)
+    rows, seconds = runner.run()
+    results = Results(rows, plain(runner.sizes), settings.smoke)
+    return write_page(runner, results, seconds)
+
+
+class Runner:
+    """The cells of a study with their results on disk.
+
+    Args:
+        study, settings: what is run and how.
+        console: for progress, and for sentences about what is missing or damaged.
+    """
+
+    def __init__(self, study: Study, settings: Settings, console: Console):
+        self.study, self.settings, self.console = study, settings, console
+        self.sizes = study.sizes(settings)
+        self.cells = {cell.name: cell for cell in study.cells(settings.smoke)}
+        self.display: Display | None = None
+        self.store = Store(settings.out / study.name / "cells", self.say)
+
+    def run(self) -> tuple[list[Row], float]:
+        """All rows, seed by seed, and the seconds that they took in all."""
+        seeds = self.settings.seeds
+        jobs = [(cell, seed) for seed in seeds for cell in self.cells.values() if cell.seeded]
+        jobs += [(cell, 0) for cell in self.cells.values() if not cell.seeded]
+        rows, seconds = [], 0.0
+        with progress(self.console, len(jobs)) as self.display:
+            for cell, seed in jobs:
+                name = f"{cell.name}, seed {seed}" if cell.seeded else cell.name
+                self.display.start(name)
+                is_new = self.place(cell, seed).read() is None
+                kept = self.value(cell, seed)
+                self.display.finish(name, kept=not is_new)
+                rows.append(Row(cell.name, seed, cell.options, kept["result"]))
+                seconds += kept["seconds"]
+        return rows, seconds
+
+    def place(self, cell: Cell, seed: int) -> Run:
+        """Where the result of a cell is kept."""
+        configuration = {"sizes": self.sizes, "options": cell.options, "seed": seed}
+        return self.store.run(f"{cell.name}, seed {seed}", configuration)
+
+    def value(self, cell: Cell, seed: int) -> Result:
+        """The result of a cell and its seconds; measured now if it is missing."""
+        return self.place(cell, seed).once(lambda: self._measure(cell, seed))
+
+    def _measure(self, cell: Cell, seed: int) -> Result:
+        start = time.perf_counter()
+        try:
+            result = self.study.run(cell, seed, Context(self, cell, seed))
+        except DivergedError as reason:
+            result = {"diverged": str(reason)}
+        return {"result": result, "seconds": round(time.perf_counter() - start, 3)}
+
+    def say(self, sentence: str) -> None:
+        """A sentence on the terminal."""
+        self.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+
+def write_page(runner: Runner, results: Results, seconds: float) -> Path:
+    """Print verdicts and tables, and write report.html and report.json; the path of the first."""
+    study, settings = runner.study, runner.settings
+    command = settings.command(study.name)
+    report = Report(study.title, command, runner.console)
+    report.text(f"{study.question} Claimed or published by: {study.source}.")
+    report.text(study.about)
+    if settings.smoke:
+        report.text(SMOKE, printed=True)
+    verdicts = study.checks(results)
+    report.verdicts(verdicts, printed=True)
+    if study.figure is not None:
+        draw = functools.partial(study.figure, results)
+        report.figure(draw, study.caption, study.name)
+    for place, table in enumerate(study.tables(results)):
+        report.table(*table, printed=place == 0)
+    for row in results.rows:
+        if "diverged" in row.result:
+            report.text(f"{row.name}, seed {row.seed}: {row.result['diverged']}", printed=True)
+    if study.sections is not None:
+        study.sections(results, report, runner)
+    record = provenance(command) | {
+        "study": study.name,
+        "smoke": settings.smoke,
+        "seeds": settings.seeds,
+        "sizes": results.sizes,
+        "seconds": round(seconds, 1),
+        "verdicts": [verdict._asdict() for verdict in verdicts],
+        "cells": [row._asdict() for row in results.rows],
+    }
+    report.heading("Protocol")
+    report.table(("what", "value"), _protocol(record))
+    return report.write(settings.out / study.name / "report.html", record=record)
+
+
+def read_record(path: Path) -> Results:
+    """The results of a recorded run: its report.json."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    return Results([Row(**cell) for cell in record["cells"]], record["sizes"], record["smoke"])
+
+
+def _protocol(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    machine = record["machine"]
+    facts = {
+        "seeds": ", ".join(map(str, record["seeds"])),
+        **(record["sizes"] if isinstance(record["sizes"], dict) else {}),
+        "date": record["date"],
+        "machine": f"{machine['processor']}, {machine['cores']} cores",
+        "torch": machine["versions"]["torch"],
+        "time of all cells": duration(record["seconds"]),
+    }
+    return [(name.replace("_", " "), str(value)) for name, value in facts.items()]
