@@ -166,6 +166,22 @@ def test_softpick_where_the_published_form_breaks():
     torch.testing.assert_close(plan("softpick", small).double(), exact, rtol=1e-5, atol=0)
 
 
+def test_softpick_is_level_at_zero_as_published():
+    scores = torch.randn(5, 7, dtype=torch.float64)
+    scores[0], scores[1, ::2], scores[2, 3:] = 0, 0, 0
+    scores[2] = -scores[2].abs()
+    weights, slopes = torch.randn_like(scores), []
+    for form in (published_softpick, lambda x: plan("softpick", x)):
+        leaf = scores.clone().requires_grad_()
+        slopes.extend(torch.autograd.grad((form(leaf) * weights).sum(), leaf))
+    torch.testing.assert_close(*slopes)
+    # a layer whose queries start as zeros
+    q = torch.zeros(7, 5, requires_grad=True)
+    k, v = torch.randn(2, 11, 5).unbind()
+    bistoch.softpick_attention(q, k, v).sum().backward()
+    assert not q.grad.any()
+
+
 @pytest.mark.parametrize("level", [-200.0, 200.0, 1e-6, -1e-6])
 def test_softpick_survives_what_overflows_the_formula(level):
     scores = (level + torch.randn(3, 5) * abs(level) / 8).requires_grad_()
@@ -188,6 +204,15 @@ def test_normsoftmax_stretches_flat_rows_and_leaves_others():
     torch.testing.assert_close(
         plan("normsoftmax", flat, key_mask=sees)[:, :6], plan("normsoftmax", flat[:, :6])
     )
+
+
+def test_normsoftmax_of_scores_whose_squares_overflow():
+    # far apart, so that the deviation is above one; and all as low, so that their sum overflows
+    scores = torch.tensor([[3e38, -3e38, 0.0], [-3e38, -3e38, -3e38]], requires_grad=True)
+    found = plan("normsoftmax", scores)
+    torch.testing.assert_close(found, torch.tensor([[1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]]))
+    found.square().sum().backward()
+    assert scores.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("name", ROWWISE)

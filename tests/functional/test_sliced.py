@@ -64,9 +64,13 @@ def test_the_hard_plan_is_exactly_doubly_stochastic(n, m):
 @pytest.mark.parametrize("eps", [0.0, 0.4, torch.tensor([0.2, 0.7])], ids=["hard", "soft", "each"])
 @pytest.mark.parametrize(("n", "m"), [(5, 5), (5, 7), (7, 3)])
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-def test_values_move_as_the_plan_says_in_both_directions(eps, n, m, padded):
+@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
+def test_values_move_as_the_plan_says_in_both_directions(eps, n, m, padded, tied):
     q, k, v = tokens(n, m)
     directions = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    if tied:
+        # most tokens share their place on a line with others
+        q, k, directions = (t.detach().round().requires_grad_() for t in (q, k, directions))
     leaves = [q, k, v, directions, torch.tensor([0.3, 1.2]).double().requires_grad_()]
     if isinstance(eps, torch.Tensor):
         eps = eps.double().requires_grad_()

@@ -13,6 +13,9 @@ from bistoch.functional.elastic.problem import row_softmax
 # added to the normaliser of softpick, as published: rows whose scores all vanish become zero
 SOFTPICK_FLOOR = 1e-8
 
+# a difference of scores whose square is far from overflow, and far above one for any row length
+LARGE = 1e12
+
 
 def sink_softmax(
     scores: Float[Tensor, "B n m"], logit: Float[Tensor, "B"]
@@ -41,7 +44,9 @@ def softpick(scores: Float[Tensor, "B n m"]) -> Float[Tensor, "B n m"]:
     scores = scores.masked_fill(forbidden, 0)
     # zero joins the maximum: exp(-peak) then never overflows, however negative the row is
     peak = scores.detach().amax(-1, keepdim=True).clamp_min(0)
-    above, below = scores.clamp_min(0), scores.clamp_max(0)
+    # the slope of relu is zero at zero, as published, where that of a clamp is one: in a row of
+    # zeros it would be divided by the floor
+    above, below = scores.relu(), -(-scores).relu()
     # e^(x - peak) - e^(-peak), by whichever form does not cancel
     rises = -torch.expm1(-above) * (above - peak).exp()
     falls = -torch.expm1(below) * (-peak).exp()
@@ -83,15 +88,19 @@ def entmax(scores: Float[Tensor, "B n m"]) -> Float[Tensor, "B n m"]:
 
 def norm_softmax(scores: Float[Tensor, "B n m"]) -> Float[Tensor, "B n m"]:
     """Softmax of rows whose standard deviation, if below one, is first brought to one."""
+    if scores.shape[-1] == 0:
+        return scores.exp()
     seen = scores > -torch.inf
-    known = scores.masked_fill(~seen, 0)
     count = seen.sum(-1, keepdim=True).clamp_min(1)
-    mean = known.sum(-1, keepdim=True) / count
-    apart = (known - mean).masked_fill(~seen, 0)
+    peak = scores.detach().amax(-1, keepdim=True)
+    below = (scores - peak).masked_fill(~seen, 0)
+    # one that is so far below makes the deviation more than one, and its square need not be known
+    near = below.clamp_min(-LARGE)
+    apart = (near - near.sum(-1, keepdim=True) / count).masked_fill(~seen, 0)
     # a row of equal scores has only rounding to be spread out, which must not decide
     floor = torch.finfo(scores.dtype).eps
     deviation = (apart.square().sum(-1, keepdim=True) / count + floor).sqrt()
-    return row_softmax((apart / deviation.clamp_max(1)).masked_fill(~seen, -torch.inf))
+    return row_softmax((below / deviation.clamp_max(1)).masked_fill(~seen, -torch.inf))
 
 
 def _below_the_peak(scores: Tensor) -> tuple[Tensor, Tensor]:

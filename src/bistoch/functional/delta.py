@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask
+from bistoch.functional._masks import read_bias
 from bistoch.functional._nonfinite import Pairs, clean, show
 from bistoch.functional._operator import check_options, parse_operator
 from bistoch.functional._recompute import forgetful
@@ -295,11 +296,14 @@ def _pose(
         _inputs.check_shared_mask(operator, mask, reason)
         _inputs.check_mask(operator, mask, (*batch, n, n), device)
         shared = mask[..., 0, :] if mask.ndim > 1 else mask
+        if shared.dtype != torch.bool:
+            read = read_bias(shared, dtype)
+            shared = read.bias + read.level
         # a NaN is no minus infinity
         seen = shared if shared.dtype == torch.bool else shared != -torch.inf
         real = seen if real is None else real & seen
         if shared.dtype != torch.bool:
-            bias = shared.to(dtype).masked_fill(~seen, 0).expand(*batch, n)
+            bias = shared.masked_fill(~seen, 0).expand(*batch, n)
     query, key, value = (None if x is None else x.to(dtype) for x in (query, key, value))
     # whether scores are too large is seen by the inner operator, which knows their scale
     pairs = Pairs(None if bias is None else bias[..., None, :], None, real, real)

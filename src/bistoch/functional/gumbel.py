@@ -7,7 +7,7 @@ from torch import Tensor
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
 from bistoch.functional.elastic.api import balance_scores
-from bistoch.functional.elastic.pose import Options
+from bistoch.functional.elastic.pose import Options, working_dtype
 
 
 def gumbel_balance(
@@ -50,9 +50,9 @@ def gumbel_balance(
     _inputs.check_floating(operator, "scores", scores, axes="(*b, n, m)", rank=2)
     _inputs.check_noise(operator, noise)
     _inputs.check_generator(operator, generator, scores.device)
-    # drawn in float32 at least: half precision cannot tell uniform numbers near one apart
-    shape = torch.empty_like(scores, dtype=torch.promote_types(scores.dtype, torch.float32))
-    exponential = shape.exponential_(generator=generator)
-    perturbed = scores - noise * exponential.log().to(scores.dtype)
+    # in float32 at least: half precision cannot tell uniform numbers near one apart
+    work = scores.to(working_dtype(scores.dtype))
+    exponential = torch.empty_like(work).exponential_(generator=generator)
     options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, None)
-    return balance_scores(operator, perturbed, options, backend)
+    plan = balance_scores(operator, work - noise * exponential.log(), options, backend)
+    return plan.to(scores.dtype)

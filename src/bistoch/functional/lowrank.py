@@ -164,6 +164,9 @@ def _solve(
         tokens.to(pivots.dtype).expand(*batch, *tokens.shape[-2:]) for tokens in (query, key)
     )
     eps, iters, scale, backend = options.eps, options.iters, options.scale, options.backend
+    if isinstance(eps, Tensor):
+        # used three times: what comes back is added up before it is rounded to the dtype of eps
+        eps = eps.to(pivots.dtype)
     to_pivots = elastic_plan(
         query, pivots, eps=eps, iters=iters, query_mask=options.query_mask,
         column_mass=options.pivot_mass, scale=scale, backend=backend,

@@ -12,7 +12,7 @@ from torch import Tensor
 from bistoch.functional import _inputs, _rowmaps
 from bistoch.functional._inputs import Mask, Option
 from bistoch.functional._nonfinite import clean_problem, show
-from bistoch.functional.elastic.pose import Options, flatten, per_problem, pose
+from bistoch.functional.elastic.pose import Options, Reading, flatten, per_problem, pose
 from bistoch.functional.elastic.problem import Problem, dense_scores, full_precision
 
 # a map from a matrix of scores to a matrix of weights
@@ -42,7 +42,7 @@ def sigmoid_attention(
     """
     return _attend(
         "sigmoid_attention", _shifted("sigmoid_attention", shift, query, key), query, key, value,
-        eps, mask, query_mask, key_mask, scale,
+        eps, mask, query_mask, key_mask, scale, bias="levels",
     )  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def sigmoid_plan(
     """
     return weigh_rows(
         "sigmoid_plan", _shifted("sigmoid_plan", shift, query, key), query, key, eps, mask,
-        query_mask, key_mask, scale,
+        query_mask, key_mask, scale, bias="levels",
     )  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def softpick_attention(
     """
     return _attend(
         "softpick_attention", _rowmaps.softpick, query, key, value,
-        eps, mask, query_mask, key_mask, scale,
+        eps, mask, query_mask, key_mask, scale, bias="levels",
     )  # fmt: skip
 
 
@@ -131,8 +131,9 @@ def softpick_plan(
     Reference: Zuhri, Fuadi, Aji, Softpick: no attention sink, no massive activations, 2025.
     """
     return weigh_rows(
-        "softpick_plan", _rowmaps.softpick, query, key, eps, mask, query_mask, key_mask, scale
-    )
+        "softpick_plan", _rowmaps.softpick, query, key, eps, mask, query_mask, key_mask, scale,
+        bias="levels",
+    )  # fmt: skip
 
 
 def sparsemax_attention(
@@ -305,29 +306,38 @@ def normsoftmax_plan(
     )
 
 
-def _attend(operator, weigh: RowMap, query, key, value, *options) -> Tensor:
+def _attend(
+    operator, weigh: RowMap, query, key, value, *options, bias: Reading = "differences"
+) -> Tensor:
     """Weigh the values; nothing is hidden from the gradient, so the matrix is kept."""
     batch = _inputs.check_tokens(operator, query, key, value)
-    problem = _pose(operator, batch, query, key, *options)
+    problem = _pose(operator, batch, query, key, *options, bias=bias)
     problem, value, broken = clean_problem(problem, flatten(value, batch), "row")
     with full_precision(query.device):
         output = show(weigh(dense_scores(problem)) @ value, broken)
     return output.reshape(*batch, *output.shape[1:]).to(query.dtype)
 
 
-def weigh_rows(operator, weigh: RowMap, query, key, *options) -> Tensor:
-    """The plan that a map makes of the scores, checked and posed like those of all operators."""
+def weigh_rows(
+    operator, weigh: RowMap, query, key, *options, bias: Reading = "differences"
+) -> Tensor:
+    """The plan that a map makes of the scores, checked and posed like those of all operators.
+
+    For `bias` see `pose`.
+    """
     batch = _inputs.check_tokens(operator, query, key)
-    problem = _pose(operator, batch, query, key, *options)
+    problem = _pose(operator, batch, query, key, *options, bias=bias)
     problem, _, broken = clean_problem(problem, None, "row")
     with full_precision(query.device):
         plan = show(weigh(dense_scores(problem)), broken)
     return plan.reshape(*batch, *plan.shape[1:]).to(query.dtype)
 
 
-def _pose(operator, batch, query, key, eps, mask, query_mask, key_mask, scale) -> Problem:
+def _pose(
+    operator, batch, query, key, eps, mask, query_mask, key_mask, scale, *, bias: Reading
+) -> Problem:
     options = Options(0.0, eps, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
-    return pose(operator, batch, query, key, options)
+    return pose(operator, batch, query, key, options, bias=bias)
 
 
 def _shifted(operator: str, shift: Option | None, query: Tensor, key: Tensor) -> RowMap:

@@ -38,7 +38,8 @@ def sink_attention(
     batch = _inputs.check_tokens(operator, query, key, value)
     _inputs.check_logit(operator, "logit", logit, batch, query.device)
     options = Options(0.0, eps, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
-    problem = pose(operator, batch, query, key, options)
+    # the sink is none of the keys: what is added to all of their scores counts
+    problem = pose(operator, batch, query, key, options, bias="levels")
     found = solve(operator, problem, flatten(value, batch), backend)
     with full_precision(query.device):
         # what softmax shares out, times what the sink leaves of it; a row that sees no key has none
@@ -85,4 +86,6 @@ def sink_plan(
     def weigh(scores: Tensor) -> Tensor:
         return _rowmaps.sink_softmax(scores, per_problem(logit, batch, scores))
 
-    return weigh_rows(operator, weigh, query, key, eps, mask, query_mask, key_mask, scale)
+    return weigh_rows(
+        operator, weigh, query, key, eps, mask, query_mask, key_mask, scale, bias="levels"
+    )

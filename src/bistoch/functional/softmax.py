@@ -9,7 +9,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
+from bistoch.functional._masks import as_bias
 from bistoch.functional._nonfinite import Pairs, clean, show
+from bistoch.functional.elastic.pose import working_dtype
 from bistoch.functional.elastic.problem import full_precision, row_softmax
 from bistoch.functional.rowwise import weigh_rows
 
@@ -30,7 +32,9 @@ def softmax_attention(
         P = softmax_row(q k^T * scale / eps + bias)
 
     Arguments are those of `elastic_attention`. Computed by `scaled_dot_product_attention`, with the
-    padding of this library: a query without a key to see returns zeros.
+    padding of this library: a query without a key to see returns zeros. A float mask is added in
+    float32 to half precision scores, and what is finite in it stays possible: where all keys of a
+    row are as low as numbers go, they share it equally.
 
     >>> import torch, bistoch
     >>> q, k, v = torch.randn(3, 8, 5, 4).unbind()
@@ -44,21 +48,29 @@ def softmax_attention(
     _inputs.check_scale(operator, scale)
     scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
     _check_masks(operator, (*batch, n, m), query.device, mask, query_mask, key_mask)
+    dtype, work = query.dtype, working_dtype(query.dtype)
+    if mask is not None and mask.dtype not in (torch.bool, dtype):
+        mask = as_bias(mask, work)
+    factor = scale / (eps.to(work) if isinstance(eps, Tensor) else eps)
     query, key, value, mask, broken = clean(
-        query, key, value, Pairs(mask, None, query_mask, key_mask), scale / eps, "row"
+        query, key, value, Pairs(mask, None, query_mask, key_mask), factor, "row"
     )
-    if isinstance(eps, Tensor):
+    bias, dead = _join_masks(n, m, mask, query_mask, key_mask)
+    has_bias = bias is not None and bias.dtype != torch.bool
+    if isinstance(factor, Tensor) or (has_bias and bias.dtype != dtype):
+        # torch's kernels compute half precision in float32 inside, but want one dtype outside
+        query, key, value = (x.to(work) for x in (query, key, value))
+        bias = bias.to(work) if has_bias else bias
+    if isinstance(factor, Tensor):
         # a temperature per problem rides on the queries
-        query, scale = query * (scale / eps[..., None, None]).to(query.dtype), 1.0
-    else:
-        scale = scale / eps
-    bias, dead = _join_masks(n, m, query, mask, query_mask, key_mask)
+        query, factor = query * factor[..., None, None], 1.0
     query, key, value = (x.expand(*batch, *x.shape[-2:]) for x in (query, key, value))
     if m == 0:
-        return value.new_zeros(*batch, n, value.shape[-1])
+        return value.new_zeros(*batch, n, value.shape[-1], dtype=dtype)
     with full_precision(query.device):
-        output = scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
-    return show(output if dead is None else output.masked_fill(dead[..., None], 0), broken)
+        output = scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=factor)
+    output = output if dead is None else output.masked_fill(dead[..., None], 0)
+    return show(output, broken).to(dtype)
 
 
 def softmax_plan(
@@ -81,8 +93,9 @@ def softmax_plan(
     True
     """
     return weigh_rows(
-        "softmax_plan", row_softmax, query, key, eps, mask, query_mask, key_mask, scale
-    )
+        "softmax_plan", row_softmax, query, key, eps, mask, query_mask, key_mask, scale,
+        bias="scores",
+    )  # fmt: skip
 
 
 def _check_masks(operator, shape, device, mask, query_mask, key_mask) -> None:
@@ -95,14 +108,14 @@ def _check_masks(operator, shape, device, mask, query_mask, key_mask) -> None:
         _inputs.check_padding(operator, "query_mask", query_mask, (*batch, n), device)
 
 
-def _join_masks(n, m, query, mask, query_mask, key_mask):
+def _join_masks(n, m, mask, query_mask, key_mask):
     """One mask for torch's kernel, in which every row sees a key, and the rows that should not."""
     allowed = bias = None
     if mask is not None:
         if mask.dtype == torch.bool:
             allowed = mask
         else:
-            bias, allowed = mask.to(query.dtype), mask > -torch.inf
+            bias, allowed = mask, mask > -torch.inf
     if key_mask is not None:
         seen = key_mask[..., None, :]
         allowed = seen if allowed is None else allowed & seen

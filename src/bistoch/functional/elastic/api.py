@@ -9,6 +9,7 @@ from torch import Tensor
 from bistoch.functional import _inputs
 from bistoch.functional._backend import HAS_NUMBA, choose_backend
 from bistoch.functional._inputs import Mask, Option
+from bistoch.functional._masks import read_bias
 from bistoch.functional.elastic import cpu, lanes, reference, streaming
 from bistoch.functional.elastic.pose import Options, flatten, pose, working_dtype
 from bistoch.functional.elastic.problem import (
@@ -85,7 +86,8 @@ def elastic_attention(
         iters: iterations, each one row and one column step.
         tol: stop each problem once its column error is at most this; a warning says when `iters`
             did not reach it.
-        mask: boolean (True = may attend) or a float bias added to the scores.
+        mask: boolean (True = may attend) or a float bias added to the scores. A bias that is 5000
+            or more below the highest of its row forbids the pair, like minus infinity.
         query_mask, key_mask: True where the token is real. A padded query puts no mass on any key
             and returns zeros; a padded key has weight zero.
         column_mass: what the columns should sum to; only ratios matter, since the rows fix the
@@ -171,8 +173,12 @@ def elastic_potentials(
     batch = _inputs.check_tokens(operator, query, key)
     problem = pose(operator, batch, query, key, options)
     found = solve(operator, problem, no_values(problem), backend)
+    row = found.row.reshape(*batch, query.shape[-2])
+    if mask is not None and mask.dtype != torch.bool:
+        # the problem was posed without what all biases of a row have in common, if that is much
+        row = row - read_bias(mask, row.dtype).level.squeeze(-1)
     return Potentials(
-        row=found.row.reshape(*batch, query.shape[-2]),
+        row=row,
         column=found.column.reshape(*batch, key.shape[-2]),
         iterations=found.iterations.reshape(batch),
         error=found.error.reshape(batch),
@@ -282,12 +288,15 @@ def balance_scores(operator: str, scores: Tensor, options: Options, backend: str
     work = scores.to(working_dtype(scores.dtype))
     if isinstance(eps, Tensor) or eps != 1:
         work = work / (eps.to(work.dtype)[..., None, None] if isinstance(eps, Tensor) else eps)
-    if mask is not None:
-        is_bool = mask.dtype == torch.bool
-        work = work.masked_fill(~mask, -torch.inf) if is_bool else work + mask.to(work.dtype)
+    if mask is not None and mask.dtype == torch.bool:
+        work = work.masked_fill(~mask, -torch.inf)
+    elif mask is not None:
+        read = read_bias(mask, work.dtype)
+        work = work.masked_fill(read.lost & work.isfinite(), 0) + read.bias
     # scores that exist already are a bias between tokens without features
     query, key = (work.new_empty(*batch, size, 0) for size in scores.shape[-2:])
-    problem = pose(operator, batch, query, key, options._replace(eps=1.0, mask=work))
+    written = options._replace(eps=1.0, mask=work)
+    problem = pose(operator, batch, query, key, written, bias="scores")
     chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem))
     if chosen == "cpu" and lanes.fits(problem):
         plan, error = lanes.solve(problem)

@@ -2,7 +2,7 @@
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -10,7 +10,13 @@ from torch import Tensor
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
+from bistoch.functional._masks import as_bias, read_bias
 from bistoch.functional.elastic.problem import Problem
+
+# how a float mask is read: very low numbers forbid a pair; and in a row without any others only
+# "differences" count, or "levels" do too, for an operator that feels what is added to all scores of
+# a row. Or they are "scores": what is finite is possible
+Reading = Literal["differences", "levels", "scores"]
 
 # numbers in a tensor of equal numbers that is kept for other calls
 LARGEST_CONSTANT = 1 << 15
@@ -31,7 +37,15 @@ class Options(NamedTuple):
     scale: float | None
 
 
-def pose(operator: str, batch: torch.Size, query: Tensor, key: Tensor, options: Options) -> Problem:
+def pose(
+    operator: str,
+    batch: torch.Size,
+    query: Tensor,
+    key: Tensor,
+    options: Options,
+    *,
+    bias: Reading = "differences",
+) -> Problem:
     """Check every option and flatten the leading axes of tokens that were checked already."""
     n, m, device = query.shape[-2], key.shape[-2], query.device
     size = math.prod(batch)
@@ -61,6 +75,18 @@ def pose(operator: str, batch: torch.Size, query: Tensor, key: Tensor, options: 
     if scale is None:
         scale = 1 / math.sqrt(max(query.shape[-1], 1))
     mask, mask_index = _share_mask(mask, batch, query)
+    if mask is not None and mask.dtype != torch.bool:
+        if bias == "scores":
+            mask = as_bias(mask, query.dtype)
+        else:
+            read = read_bias(mask, query.dtype)
+            mask = read.bias
+            if bias == "levels":
+                mask = mask + read.level
+            else:
+                # beside such a bias the scores are lost to rounding: only the bias decides. A
+                # product, since a NaN must stay one
+                query = query * ~read.lost[mask_index]
     return Problem(
         query=query,
         key=key,
@@ -68,7 +94,7 @@ def pose(operator: str, batch: torch.Size, query: Tensor, key: Tensor, options: 
         mask_index=mask_index,
         query_mask=query_mask,
         key_mask=key_mask,
-        sharpness=per_problem(scale / options.eps, batch, query),
+        sharpness=_sharpness(scale, options.eps, batch, query),
         lam=per_problem(options.lam, batch, query),
         omega=None if omega is None else per_problem(omega, batch, query),
         log_mass=_log_mass(options.column_mass, batch, query, key, query_mask, key_mask),
@@ -101,9 +127,14 @@ def _share_mask(
     own = mask.shape[:-2]
     count = math.prod(own)
     index = torch.arange(count, device=like.device).reshape(own)
-    mask = mask.reshape(count, *mask.shape[-2:])
-    mask = mask if mask.dtype == torch.bool else mask.to(like.dtype)
-    return mask, index.expand(batch).reshape(-1)
+    return mask.reshape(count, *mask.shape[-2:]), index.expand(batch).reshape(-1)
+
+
+def _sharpness(scale: float, eps: Option, batch: torch.Size, like: Tensor) -> Float[Tensor, "B"]:
+    """What dot products are multiplied with; one over eps may be too much for the dtype of eps."""
+    if isinstance(eps, Tensor):
+        return scale / per_problem(eps, batch, like)
+    return per_problem(scale / eps, batch, like)
 
 
 def per_problem(option: Option, batch: torch.Size, like: Tensor) -> Float[Tensor, "B"]:

@@ -61,18 +61,17 @@ class _Places(NamedTuple):
     real: Bool[Tensor, "B n"]
     eps: Float[Tensor, "B"] | None
     order: Int[Tensor, "B n"]
-    # the number of each token's place, if a hard sort met two tokens at one place
+    # the number of each token's place, if the sort met two tokens at one place
     tied: Int[Tensor, "B n"] | None
 
     @classmethod
     def sort(cls, x: Tensor, real: Tensor, eps: Tensor | None) -> "_Places":
         ahead, order = x.masked_fill(~real, torch.inf).sort(dim=-1, stable=True)
         tied = None
-        if eps is None:
-            begins = (ahead[:, 1:] != ahead[:, :-1]) | (ahead[:, 1:] == torch.inf)
-            if not begins.all():
-                number = torch.nn.functional.pad(begins.cumsum(-1), (1, 0))
-                tied = torch.empty_like(order).scatter_(1, order, number)
+        begins = (ahead[:, 1:] != ahead[:, :-1]) | (ahead[:, 1:] == torch.inf)
+        if not begins.all():
+            number = torch.nn.functional.pad(begins.cumsum(-1), (1, 0))
+            tied = torch.empty_like(order).scatter_(1, order, number)
         return cls(x, real, eps, order, tied)
 
     def tiles(self, eps: Tensor) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
@@ -89,10 +88,14 @@ class _Places(NamedTuple):
                 real = self.real[some]
                 yield some, rows, gap, row_softmax(forbid(scores, None, real[:, rows], real))
 
+    def share(self, value: Tensor) -> Tensor:
+        """The mean over the tokens at the same place: what the coupling gives to each of them."""
+        return value if self.tied is None else _share(value, self.tied)
+
     def blur(self, value: Tensor) -> Tensor:
         """`T v`."""
         if self.eps is None:
-            return value if self.tied is None else _share(value, self.tied)
+            return value
         blurred = torch.empty_like(value)
         for some, rows, _, weights in self.tiles(self.eps):
             blurred[some, rows] = weights @ value[some]
@@ -102,8 +105,8 @@ class _Places(NamedTuple):
         """The gradients of `T v` with respect to v, to the places, and to eps."""
         place_grad, eps_grad = torch.zeros_like(self.x), self.x.new_zeros(len(self.x))
         if self.eps is None:
-            # sharing is symmetric, and where a token lies matters only through the order
-            return self.blur(grad), place_grad, eps_grad
+            # where a token lies matters only through the order
+            return grad, place_grad, eps_grad
         value_grad = torch.zeros_like(value)
         for some, rows, gap, weights in self.tiles(self.eps):
             arrived = grad[some, rows]
@@ -126,7 +129,7 @@ class _Line(NamedTuple):
     keys: _Places
     query_of: Int[Tensor, "B pieces"]
     key_of: Int[Tensor, "B pieces"]
-    share: Float[Tensor, "B pieces"]
+    weight: Float[Tensor, "B pieces"]
 
     @classmethod
     def sort(cls, problem: Problem, pieces: Pieces, line: int) -> "_Line":
@@ -139,15 +142,19 @@ class _Line(NamedTuple):
     def carry(self, value: Tensor) -> tuple[Tensor, Tensor]:
         """`H T(y) v`, and from there `T(x) H T(y) v`."""
         n = self.queries.x.shape[1]
-        moved = _move(self.keys.blur(value), self.key_of, self.query_of, self.share, n)
+        # a soft sort would not need the sharing for its values, since tokens at the same place are
+        # blurred alike; but the gradient of their places does
+        blurred = self.keys.share(self.keys.blur(value))
+        moved = self.queries.share(_move(blurred, self.key_of, self.query_of, self.weight, n))
         return moved, self.queries.blur(moved)
 
     def carry_back(self, value: Tensor, moved: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
         """The gradients for values, places of queries, places of keys, and eps."""
         m = self.keys.x.shape[1]
         grad, query_grad, eps_grad = self.queries.blur_back(moved, grad)
-        grad = _move(grad, self.query_of, self.key_of, self.share, m)
-        grad, key_grad, more = self.keys.blur_back(value, grad)
+        # sharing is symmetric
+        grad = _move(self.queries.share(grad), self.query_of, self.key_of, self.weight, m)
+        grad, key_grad, more = self.keys.blur_back(value, self.keys.share(grad))
         return grad, query_grad, key_grad, eps_grad + more
 
 

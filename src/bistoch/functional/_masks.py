@@ -1,0 +1,62 @@
+"""What a float mask says, in the precision in which it is added: forbidden, or only unlikely."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+# how far below the highest bias of its row a bias forbids the pair: half of the smallest number
+# that is in use for that, -1e4, so that another bias may have been added to it
+FORBIDDEN = 5e3
+
+
+class Bias(NamedTuple):
+    """A float mask as the operators use it.
+
+    `level` is what was taken from all entries of a row in which all of them are very low, and is
+    zero in other rows. `lost` marks rows so low that beside their bias no score has a digit left.
+    """
+
+    bias: Float[Tensor, "*M #n #m"]
+    level: Float[Tensor, "*M #n 1"]
+    lost: Bool[Tensor, "*M #n 1"]
+
+
+def read_bias(mask: Float[Tensor, "*M #n #m"], dtype: torch.dtype) -> Bias:
+    """Tell what a float mask forbids from what it only makes less likely.
+
+    A very low number is how many programs write "may not attend". A row softmax does not tell it
+    from minus infinity, but a column step would add what is missing, and a count would count it. So
+    pairs that lie `FORBIDDEN` or more below the best of their row become minus infinity. In a row
+    where all of them are as low, differences are all that is left, as in a softmax.
+
+    >>> read_bias(torch.tensor([[0.0, 1.0, -1e4], [-1e9, -1e9, -2e9]]), torch.float32).bias
+    tensor([[0., 1., -inf],
+            [0., 0., -inf]])
+    """
+    bias = as_bias(mask, dtype)
+    if bias.shape[-1] == 0:
+        none = bias.new_zeros(*bias.shape[:-1], 1)
+        return Bias(bias, none, none.bool())
+    # what is neither a number nor minus infinity is not for a mask to judge
+    top = bias.detach().nan_to_num(-torch.inf, -torch.inf, -torch.inf).amax(-1, keepdim=True)
+    below = bias - top
+    is_low = (top < -FORBIDDEN) & (top > -torch.inf)
+    level = torch.where(is_low, top, 0)
+    lost = is_low & (top < -1 / torch.finfo(dtype).eps)
+    forbidden = below.detach() <= -FORBIDDEN
+    return Bias(torch.where(is_low, below, bias).masked_fill(forbidden, -torch.inf), level, lost)
+
+
+def as_bias(mask: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
+    """A float mask in another precision; what is finite stays so, and infinite what is infinite.
+
+    >>> lowest = torch.tensor([torch.finfo(torch.float64).min], dtype=torch.float64)
+    >>> as_bias(lowest, torch.float32) == torch.finfo(torch.float32).min
+    tensor([True])
+    """
+    if mask.dtype == dtype or torch.finfo(mask.dtype).max <= torch.finfo(dtype).max:
+        return mask.to(dtype)
+    limit = torch.finfo(dtype).max
+    return torch.where(mask.isinf(), mask, mask.clamp(-limit, limit)).to(dtype)
