@@ -2,14 +2,14 @@
 
 import pytest
 
-from bistoch.lab.compare import cells, look, summary
+from bistoch.lab.compare import attention, cells, summary
 from bistoch.lab.train import Setup
 
 
 @pytest.fixture
 def quick_reports(monkeypatch):
-    monkeypatch.setattr(look, "SAMPLES", 5)
-    monkeypatch.setattr("bistoch.lab.compare.timing.ROUNDS", 1)
+    monkeypatch.setattr(attention, "SAMPLES", 5)
+    monkeypatch.setattr(cells, "ROUNDS", 1)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import io
 import json
 import re
 from datetime import datetime
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,20 +15,18 @@ from typer.testing import CliRunner
 from bistoch.cli import app
 from bistoch.lab.compare import (
     Comparison,
+    attention,
     cells,
     examples,
-    live,
-    look,
-    page,
+    report,
     run_compare,
     summary,
 )
-from bistoch.lab.compare.difference import Difference
 from bistoch.lab.compare.draw import draw_clouds, draw_curves
-from bistoch.lab.compare.plan import cell_folder
-from bistoch.lab.compare.run import print_scores, train_all
+from bistoch.lab.compare.run import train_all
 from bistoch.lab.data import Series
-from bistoch.lab.train import DivergedError, Recipe, Setup, StepInfo, new_model, open_task
+from bistoch.lab.stats import difference, spread
+from bistoch.lab.train import DivergedError, Recipe, Setup, new_model, open_task
 from bistoch.lab.train.sequences import Forecast
 
 QUIET = Console(quiet=True)
@@ -63,27 +62,28 @@ def test_a_comparison_ends_with_reports(pictures, tmp_path):
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     for words in (page, text):
-        for section in ("Learning curves", "What attention does", "What was learned of lam",
-                        "Attention on real samples", "Protocol", "To run it again"):  # fmt: skip
+        for section in ("Learning curves", "Attention", "Learned lam",
+                        "Attention on test samples", "Protocol", "Command"):  # fmt: skip
             assert section in words
         assert "step, over softmax" in words
         # names of classes are text
         assert "<script" not in words
-        assert "&lt;script&gt;alert(1)" in words
+        assert "&lt;script" in words
     assert page.count("<img ") == 5
     assert "http" not in page.replace("http-equiv", "")
     for name in re.findall(r"\((figures/\w+\.png)\)", text):
         assert (tmp_path / "out" / name).read_bytes()[:4] == b"\x89PNG"
     assert len(re.findall(r"\(figures/", text)) == 5
     # one line per operator, the right accuracies
-    found = [json.loads(p.read_text()) for p in sorted((tmp_path / "out").rglob("result.json"))]
+    files = sorted((tmp_path / "out" / "runs").glob("*-seed-*.json"))
+    found = [json.loads(file.read_text())["result"] for file in files]
     assert len(found) == 4
     accuracies = [cell["test"]["accuracy"] for cell in found if not cell["attention"]["lam"]]
-    assert f"| softmax | {summary.spread(accuracies, 100)} |" in text
+    assert f"| softmax | {spread(accuracies, 100)} |" in text
     both = [[cell["test"]["accuracy"] for cell in found if bool(cell["attention"]["lam"]) is learns]
             for learns in (True, False)]  # fmt: skip
-    more = Difference(tuple(a - b for a, b in zip(*both, strict=True)), grain=1 / 20)
-    assert f"| {100 * more.mean:+.1f} [{100 * (more.mean - more.half):+.1f}, " in text
+    more = difference([a - b for a, b in zip(*both, strict=True)], grain=1 / 20)
+    assert f"| {more.text('.1f', 100)} |" in text
     assert "learning rate" not in text
     # the same numbers, to be kept
     record = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
@@ -115,17 +115,20 @@ def test_a_device_is_passed_on_and_checked(pictures, tmp_path, monkeypatch):
     devices = []
 
     def train(setup, task, folder, *, ranks, **_):
-        folder.mkdir(parents=True)
         devices.append(ranks.device)
         raise DivergedError("seen")
 
     monkeypatch.setattr(cells, "train_run", train)
-    monkeypatch.setattr(cells, "time_steps", lambda *given: devices.append(given[-1]) or {})
+    monkeypatch.setattr(
+        cells, "new_model", lambda *_: SimpleNamespace(to=lambda device: devices.append(device))
+    )
+    monkeypatch.setattr(cells, "time_steps", lambda *_, **__: {})
     monkeypatch.setattr("bistoch.lab.compare.run.check_operator", lambda *_: None)
     comparison, task = Comparison(pictures, MODEL, ("softmax",), (0,), RECIPE), open_task(pictures)
     train_all(comparison, task, tmp_path / "out", QUIET, device=seen["device"])
     cells.time_once(comparison, task, tmp_path / "out", seen["device"])
-    assert devices == [seen["device"]] * 2
+    assert set(devices) == {seen["device"]}
+    assert len(devices) == 3
 
 
 def test_doubtful_times_are_called_so(pictures, tmp_path):
@@ -134,8 +137,8 @@ def test_doubtful_times_are_called_so(pictures, tmp_path):
     times = cells.time_once(comparison, task, tmp_path)
     assert times["others"] is None or 0 <= times["others"] <= 1
     for others, doubtful in ((0.5, True), (0.01, False), (None, False)):
-        found = page.Found(comparison, task, [], {**times, "others": others}, "")
-        assert ("50% of the cores" in page._caption(found)) == doubtful
+        found = report.Found(comparison, task, [], {**times, "others": others}, "")
+        assert ("50% of the cores" in report._caption(found)) == doubtful
 
 
 def test_finished_cells_are_not_trained_again_and_missing_ones_are(pictures, tmp_path, monkeypatch):
@@ -143,7 +146,7 @@ def test_finished_cells_are_not_trained_again_and_missing_ones_are(pictures, tmp
     task = open_task(pictures)
 
     def all_of(what):
-        return list(cells.run_all(what, task, tmp_path, tensorboard=False, watch=None))
+        return list(cells.run_all(what, task, tmp_path, tensorboard=False, on_step=None))
 
     first, times = all_of(comparison), cells.time_once(comparison, task, tmp_path)
 
@@ -152,7 +155,7 @@ def test_finished_cells_are_not_trained_again_and_missing_ones_are(pictures, tmp
 
     monkeypatch.setattr(cells, "train_run", fail)
     monkeypatch.setattr(cells, "time_steps", fail)
-    assert all_of(comparison) == first
+    assert [cell._replace(kept=False) for cell in all_of(comparison)] == first
     assert cells.time_once(comparison, task, tmp_path) == times
     assert times["seconds"].keys() == {"softmax", "sinkhorn"}
     # one more seed, another recipe, other data: each is another run
@@ -176,11 +179,11 @@ def test_an_interrupted_comparison_goes_on(pictures, tmp_path):
         seen.append((setup.operator, moment.step))
 
     with pytest.raises(KeyboardInterrupt):
-        list(cells.run_all(comparison, task, tmp_path / "a", tensorboard=False, watch=stop))
-    rest = list(cells.run_all(comparison, task, tmp_path / "a", tensorboard=False, watch=watch))
+        list(cells.run_all(comparison, task, tmp_path / "a", tensorboard=False, on_step=stop))
+    rest = list(cells.run_all(comparison, task, tmp_path / "a", tensorboard=False, on_step=watch))
     # from the checkpoint after the first epoch on
     assert seen == [("sinkhorn", step) for step in (5, 6, 7, 8)]
-    whole = list(cells.run_all(comparison, task, tmp_path / "b", tensorboard=False, watch=None))
+    whole = list(cells.run_all(comparison, task, tmp_path / "b", tensorboard=False, on_step=None))
     for one, other in zip(rest, whole, strict=True):
         assert one.result["test"] == other.result["test"]
         assert one.result["curve"] == other.result["curve"]
@@ -190,18 +193,18 @@ def test_an_interrupted_comparison_goes_on(pictures, tmp_path):
 def test_rates_are_chosen_by_held_out_samples_only(pictures, tmp_path):
     rates = (1e-6, 1e-2)
     comparison = Comparison(pictures, MODEL, ("softmax",), (0, 1), RECIPE, rates)
-    assert comparison.chooses
-    task = open_task(pictures, hold_out=comparison.chooses)
+    assert comparison.needs_validation
+    task = open_task(pictures, hold_out=comparison.needs_validation)
     assert task.count("valid") == 3
-    done = list(cells.run_all(comparison, task, tmp_path, tensorboard=False, watch=None))
+    done = list(cells.run_all(comparison, task, tmp_path, tensorboard=False, on_step=None))
     assert [(c.setup.seed, c.setup.recipe.lr) for c in done[:2]] == [(0, 1e-6), (0, 1e-2)]
     best = max(done[:2], key=lambda cell: cell.result["chosen"]["accuracy"]).setup.recipe.lr
     assert [(c.setup.seed, c.setup.recipe.lr) for c in done[2:]] == [(0, best), (1, best)]
     # the chosen run of the first seed is read, not trained again
-    assert len(list(tmp_path.rglob("result.json"))) == 3
+    assert len(list(tmp_path.rglob("*-seed-*.json"))) == 3
     (row,) = summary.rows_of(comparison, done)
     assert [cell.setup.recipe.lr for cell in row.cells] == [best, best]
-    assert done[0].result["watched"] == "valid"
+    assert done[0].result["validation_split"] == "valid"
 
 
 def test_a_run_that_diverges_is_told_and_the_others_go_on(pictures, tmp_path):
@@ -216,7 +219,7 @@ def test_a_run_that_diverges_is_told_and_the_others_go_on(pictures, tmp_path):
 def test_numbers_of_attention_tell_balance(pictures):
     task = open_task(pictures)
     found = {
-        text: look.measure(new_model(Setup(pictures, MODEL, text), task), task)
+        text: attention.measure(new_model(Setup(pictures, MODEL, text), task), task)
         for text in ("softmax(eps=0.1)", "sinkhorn(iters=200)", "elastic(learn='head', lam=0.25)")
     }
     balanced, free, learned = found["sinkhorn(iters=200)"], *(found[k] for k in list(found)[::2])
@@ -225,7 +228,7 @@ def test_numbers_of_attention_tell_balance(pictures):
     # two patches and the class token
     assert balanced["sink"] == pytest.approx([1 / 3] * 2, abs=1e-3)
     assert sum(free["loads"]) == pytest.approx(1)
-    assert balanced["loads"][look.EDGES.index(0.95)] == pytest.approx(1)
+    assert balanced["loads"][attention.EDGES.index(0.95)] == pytest.approx(1)
     assert learned["lam"] == {f"blocks.{i}.attention.operator": [0.25] * 2 for i in range(2)}
     assert len(free["rank"]) == 3
 
@@ -234,40 +237,30 @@ def test_what_is_measured_does_not_change_the_model(pictures):
     task = open_task(pictures)
     model = new_model(Setup(pictures, MODEL, "sinkhorn"), task)
     before = model(*task.batch("test", torch.arange(4)).inputs)
-    look.measure(model, task)
+    attention.measure(model, task)
     assert torch.equal(before, model(*task.batch("test", torch.arange(4)).inputs))
 
 
-def test_the_board_shows_every_operator_and_where_it_is(pictures, tmp_path):
-    comparison = Comparison(pictures, MODEL, ("softmax", "sinkhorn"), (0,), RECIPE)
-    task = open_task(pictures)
-    console = Console(width=120, record=True, force_terminal=True, file=io.StringIO())
-    with live.board(comparison, task, console) as board:
-        for cell in cells.run_all(comparison, task, tmp_path, tensorboard=False, watch=None):
-            board.finish(cell)
-        board.step(comparison.setup("sinkhorn", 0), StepInfo(3, 8, 1, 0.5, []))
-        console.print(board.render())
-    text = console.export_text()
-    assert "2 of 2 runs" in text
-    assert re.search(r"sinkhorn .* 1/2 +0\.500", text)
-
-
-def test_a_board_without_a_terminal_writes_lines(pictures, tmp_path):
-    comparison = Comparison(pictures, MODEL, ("softmax",), (0,), RECIPE)
-    said, task = io.StringIO(), open_task(pictures)
-    with live.board(comparison, task, Console(file=said, width=120)) as board:
-        for cell in cells.run_all(comparison, task, tmp_path, tensorboard=False, watch=board.step):
-            board.finish(cell)
-            # a rate that was chosen comes again, and is not said again
-            board.finish(cell)
-    assert re.fullmatch(r"softmax, seed 0, rate 0.01: test accuracy [0-9.]+ %\n", said.getvalue())
+def test_progress_names_runs_and_scores_once(pictures, tmp_path):
+    comparison = Comparison(pictures, MODEL, ("softmax",), (0,), RECIPE, (1e-6, 1e-2))
+    printed, task = io.StringIO(), open_task(pictures, hold_out=True)
+    train_all(comparison, task, tmp_path, Console(file=printed, width=120))
+    # the chosen learning rate comes again, and is not printed again
+    lines = printed.getvalue().splitlines()
+    assert len(lines) == comparison.run_count == 2
+    line = r"{}/2 softmax, seed 0, lr {}: test accuracy [0-9.]+ %"
+    assert re.fullmatch(line.format(1, "1e-06") + r" \(\d+ s left\)", lines[0])
+    assert re.fullmatch(line.format(2, "0.01"), lines[1])
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("softmax", "softmax"), "operators must differ, but softmax is there twice"),
-        (("elastic(lam=1)", "elastic( lam = 1.0 )"), "elastic( lam = 1.0 ) is elastic(lam=1) in"),
+        (
+            ("elastic(lam=1)", "elastic( lam = 1.0 )"),
+            "elastic( lam = 1.0 ) is the same as",
+        ),
         (("softmax", "delta"), "sees no other under the causal operator 'delta'"),
         (("softmaxx",), "softmaxx"),
         (("softmax", "--data", "nowhere.npz"), "nowhere.npz does not exist"),
@@ -289,19 +282,19 @@ def test_texts_read_to_another_length_are_other_runs(tmp_path):
     rows = [f"{'good' if i % 2 else 'bad'} film number {i},{i % 2}" for i in range(20)]
     path.write_text("\n".join(["text,label", *rows]))
     setup = Setup(str(path), "text_small")
-    folders = {cell_folder(tmp_path, setup, open_task(str(path), length=n)) for n in (2, 3, None)}
-    assert len(folders) == 3
+    tasks = [open_task(str(path), length=n) for n in (2, 3, None)]
+    assert len({cells.stored_run(tmp_path, setup, task).path for task in tasks}) == 3
 
 
 def test_data_of_ones_own_that_changed_are_other_runs(pictures, tmp_path):
     setup, task = Setup(pictures, MODEL), open_task(pictures)
-    before = cell_folder(tmp_path, setup, task)
-    assert cell_folder(tmp_path, setup, open_task(pictures)) == before
+    before = cells.stored_run(tmp_path, setup, task).path
+    assert cells.stored_run(tmp_path, setup, open_task(pictures)).path == before
     with np.load(pictures) as held:
         arrays = dict(held)
     arrays["y_train"][0] = 1 - arrays["y_train"][0]
     np.savez(pictures, **arrays)
-    assert cell_folder(tmp_path, setup, open_task(pictures)) != before
+    assert cells.stored_run(tmp_path, setup, open_task(pictures)).path != before
 
 
 def test_a_model_without_attention_is_refused_before_it_is_trained(tmp_path):
@@ -310,7 +303,7 @@ def test_a_model_without_attention_is_refused_before_it_is_trained(tmp_path):
     series = Series("mine", "series", rows, np.arange(200), ("a", "b", "c"), "a", (120, 160, 200))
     comparison = Comparison("illness", model, ("softmax", "mixing"), (0,), RECIPE)
     task = Forecast(series, lookback=24, horizon=12)
-    with pytest.raises(ValueError, match="attends nowhere"):
+    with pytest.raises(ValueError, match="has no attention"):
         train_all(comparison, task, tmp_path / "out", QUIET)
     assert not (tmp_path / "out").exists()
 
@@ -318,8 +311,8 @@ def test_a_model_without_attention_is_refused_before_it_is_trained(tmp_path):
 def test_patience_does_not_promise_equal_steps(pictures):
     for recipe, promised in ((Recipe(patience=1), False), (RECIPE, True)):
         comparison = Comparison(pictures, MODEL, ("softmax",), (0,), recipe)
-        found = page.Found(comparison, open_task(pictures), [], {}, "")
-        assert ("the same number of steps" in page._intro(found)) == promised
+        found = report.Found(comparison, open_task(pictures), [], {}, "")
+        assert ("the same number of steps" in report._intro(found)) == promised
 
 
 def test_scores_fit_a_terminal_of_80_columns(row):
@@ -328,12 +321,9 @@ def test_scores_fit_a_terminal_of_80_columns(row):
     for cell in (cell for one in rows for cell in one.cells):
         cell.result["test"]["loss"], cell.result["parameters"] = 0.9, 72010
     times = {"seconds": {one.operator: 1.0 for one in rows}}
-    comparison = Comparison(
-        "shapes", "set_transformer", tuple(one.operator for one in rows), (0, 1)
-    )
-    found = page.Found(comparison, open_task("shapes"), rows, times, "")
     said = io.StringIO()
-    print_scores(found, Console(file=said, width=80))
+    scores = summary.score_table(rows, open_task("shapes"), times)
+    report.print_scores(scores, Console(file=said, width=80))
     # neither the usual names nor an interval is broken
     assert f" {usual} " in said.getvalue()
     assert re.search(r"sinkhorn .* \[-[0-9.]+, \+[0-9.]+\] ", said.getvalue())
@@ -349,7 +339,7 @@ def test_one_epoch_is_one_tick():
 def test_clouds_read_to_another_length_are_other_runs(tmp_path):
     setup = Setup("shapes", "set_transformer")
     tasks = [open_task("shapes", length=n) for n in (11, 13, None)]
-    assert len({cell_folder(tmp_path, setup, task) for task in tasks}) == 3
+    assert len({cells.stored_run(tmp_path, setup, task).path for task in tasks}) == 3
 
 
 def test_clouds_are_coloured_by_what_their_points_receive(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Operators on equal terms: the same model, data and protocol, several seeds, one report."""
+"""Operators compared by training: the same model, data and recipe, several seeds, one report."""
 
 from bistoch.lab.compare.plan import DEFAULT_OPERATORS as DEFAULT_OPERATORS
 from bistoch.lab.compare.plan import Comparison as Comparison

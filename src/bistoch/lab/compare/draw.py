@@ -1,4 +1,4 @@
-"""Pictures of a comparison."""
+"""Figures of a comparison."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,62 +7,38 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from bistoch.analysis.plot import COLOURS, INK, RULE
-from bistoch.lab.compare.look import EDGES
-
-# of the palette of Okabe and Ito; softmax is black wherever it stands
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")
+from bistoch.analysis.plot import COLOURS
+from bistoch.lab.compare.attention import EDGES
+from bistoch.lab.drawing import INK, PALETTE, RULE, sheet, tidy
 
 # tokens that are named beside a plan, and panels side by side: more would be too small to read
 NAMED, ACROSS = 24, 4
-# letters of an operator's name over or beside a panel
-ROOM = 30
+# characters of an operator's name above or beside a panel
+MAX_NAME = 30
 
 
 def colours_of(operators: Sequence[str]) -> dict[str, str]:
-    """A colour for every operator, the same in all pictures.
+    """A colour for every operator, the same in all figures; softmax is black.
 
     >>> colours_of(["sinkhorn", "softmax"])
     {'sinkhorn': '#0072b2', 'softmax': '#000000'}
     """
-    others = [name for name in operators if name != "softmax"]
-    found = {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(others)}
+    others, colours = [name for name in operators if name != "softmax"], PALETTE[:-1]
+    found = {name: colours[i % len(colours)] for i, name in enumerate(others)}
     return {name: found.get(name, "#000000") for name in operators}
 
 
-def new_figure(size: tuple[float, float]) -> Any:
-    """A figure that belongs to no window."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError(
-            'a report needs matplotlib; install it with: pip install "bistoch[lab]"'
-        ) from None
-    return Figure(figsize=size)
-
-
 def draw_curves(curves: Mapping[str, Mapping[str, np.ndarray]], panels: Mapping[str, str]) -> Any:
-    """Learning curves by epoch: one line per operator, and a band from the lowest to the highest.
+    """Learning curves by epoch: one line per operator, and a band from lowest to highest seed.
 
     Args:
         curves: for every operator, under every name of `panels`, an array (seeds, epochs).
-        panels: what is drawn, and what stands above it.
+        panels: what is drawn, and the titles.
     """
-    colours = colours_of(list(curves))
-    figure = new_figure((4.1 * len(panels), 3.1))
-    for place, (name, title) in enumerate(panels.items(), 1):
-        axes = figure.add_subplot(1, len(panels), place)
-        for operator, found in curves.items():
-            values = found[name]
-            epochs = np.arange(1, values.shape[1] + 1)
-            axes.plot(epochs, values.mean(0), color=colours[operator], label=operator, marker="o",
-                      markersize=2.5, linewidth=1.4)  # fmt: skip
-            axes.fill_between(epochs, values.min(0), values.max(0), color=colours[operator],
-                              alpha=0.15, linewidth=0)  # fmt: skip
+    figure, axes = _draw_lines(curves, panels, "epoch", band=True)
+    for panel in axes:
         # one epoch is one tick
-        axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-        _dress(axes, title, "epoch")
-    _legend(figure, len(curves))
+        panel.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     return figure
 
 
@@ -71,155 +47,160 @@ def draw_layers(found: Mapping[str, Mapping[str, np.ndarray]], panels: Mapping[s
 
     Args:
         found: for every operator, under every name of `panels`, an array (seeds, layers).
-        panels: what is drawn, and what stands above it.
+        panels: what is drawn, and the titles.
     """
-    colours = colours_of(list(found))
-    figure = new_figure((3.2 * len(panels), 3.0))
-    for place, (name, title) in enumerate(panels.items(), 1):
-        axes = figure.add_subplot(1, len(panels), place)
-        # ranks begin before the first layer
-        first = 0 if name == "rank" else 1
-        for operator, numbers in found.items():
-            values = numbers[name]
-            layers = np.arange(first, first + values.shape[1])
-            axes.plot(layers, values.mean(0), color=colours[operator], label=operator, marker="o",
-                      markersize=3.5, linewidth=1.4)  # fmt: skip
-            axes.set_xticks(layers)
-        top = max(float(numbers[name].max()) for numbers in found.values())
-        axes.set_ylim(0, 1.08 * top or 1.0)
-        _dress(axes, title, "layer")
-    _legend(figure, len(found))
+    figure, axes = _draw_lines(found, panels, "layer", band=False)
+    for panel, name in zip(axes, panels, strict=True):
+        first = _first(name)
+        count = max(values[name].shape[1] for values in found.values())
+        panel.set_xticks(range(first, first + count))
+        panel.set_ylim(0, 1.08 * max(float(v[name].max()) for v in found.values()) or 1.0)
     return figure
 
 
+def _first(name: str) -> int:
+    # ranks begin before the first layer
+    return 0 if name == "rank" else 1
+
+
+def _draw_lines(
+    found: Mapping[str, Mapping[str, np.ndarray]],
+    panels: Mapping[str, str],
+    xlabel: str,
+    *,
+    band: bool,
+) -> tuple[Any, list[Any]]:
+    colours = colours_of(list(found))
+    figure, ((*axes,),) = sheet(1, len(panels), width=3.6, height=3.1)
+    for panel, (name, title) in zip(axes, panels.items(), strict=True):
+        for operator, numbers in found.items():
+            values, colour = numbers[name], colours[operator]
+            x = np.arange(_first(name), _first(name) + values.shape[1])
+            panel.plot(x, values.mean(0), color=colour, label=operator, marker="o", markersize=3,
+                       linewidth=1.4)  # fmt: skip
+            if band:
+                panel.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.15,
+                                   linewidth=0)  # fmt: skip
+        tidy(panel, title, xlabel)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(found), 4),
+                  fontsize=8, frameon=False)  # fmt: skip
+    return figure, axes
+
+
 def draw_loads(loads: Mapping[str, np.ndarray]) -> Any:
-    """How many columns receive how much: one histogram per operator, on one scale."""
+    """Histograms of column masses: one panel per operator, on one scale."""
     colours = colours_of(list(loads))
     across = min(len(loads), ACROSS)
-    down = -(-len(loads) // across)
-    figure = new_figure((3.0 * across, 2.5 * down))
+    figure, axes = sheet(-(-len(loads) // across), across, width=3.0, height=2.5)
     top = max(float(counts.max()) for counts in loads.values())
     widths = np.diff([*EDGES, EDGES[-1] + 0.1])
-    for place, (operator, counts) in enumerate(loads.items(), 1):
-        axes = figure.add_subplot(down, across, place)
-        axes.bar(EDGES, counts, width=widths, align="edge", color=colours[operator])
-        axes.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
-        axes.set(xlim=(0, EDGES[-1] + 0.1), ylim=(0, 1.05 * top))
-        _dress(axes, short_name(operator), "column mass over its share")
-        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
-    figure.tight_layout()
+    for panel in axes.flat[len(loads) :]:
+        panel.remove()
+    for panel, (operator, counts) in zip(axes.flat, loads.items(), strict=False):
+        panel.bar(EDGES, counts, width=widths, align="edge", color=colours[operator])
+        panel.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
+        panel.set(xlim=(0, EDGES[-1] + 0.1), ylim=(0, 1.05 * top))
+        tidy(panel, short_name(operator), "column mass over its share")
+        panel.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
     return figure
 
 
 def draw_plans_by_layer(plans: Mapping[str, Sequence[Tensor]], tokens: Sequence[str] = ()) -> Any:
-    """The plans of one sample, the mean of all heads: operators below each other, layers across.
+    """The plans of one sample, the mean of all heads: operators are rows, layers are columns.
 
     Args:
         plans: for every operator, one plan (heads, n, m) per layer.
-        tokens: what the tokens are called, if they are few.
+        tokens: names of the tokens, shown if they are few.
     """
     depth = max(len(layers) for layers in plans.values())
-    figure = new_figure((2.3 * depth + 1.4, 2.35 * len(plans)))
+    figure, axes = sheet(len(plans), depth, width=2.4, height=2.35)
     means = {name: [plan.mean(0) for plan in layers] for name, layers in plans.items()}
     for row, (name, layers) in enumerate(means.items()):
         for column, plan in enumerate(layers):
             # one scale for all operators; layers may have different numbers of keys
             top = max(float(others[column].max()) for others in means.values())
-            axes = figure.add_subplot(len(plans), depth, row * depth + column + 1)
-            axes.imshow(plan.numpy(), cmap=COLOURS, vmin=0, vmax=top, aspect="auto",
-                        interpolation="nearest")  # fmt: skip
-            axes.set(xticks=[], yticks=[])
-            if column == 0:
-                _name_row(axes, name)
-            if row == 0:
-                axes.set_title(f"layer {column + 1}", fontsize=9, color=INK)
+            panel = axes[row, column]
+            panel.imshow(plan.numpy(), cmap=COLOURS, vmin=0, vmax=top, aspect="auto",
+                         interpolation="nearest")  # fmt: skip
+            _label(panel, name if column == 0 else "", f"layer {column + 1}" if row == 0 else "")
+            panel.spines[:].set(linewidth=0.6, edgecolor=RULE)
             if plan.shape[-1] == len(tokens) <= NAMED:
                 if row == len(plans) - 1:
-                    axes.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=6)
+                    panel.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=6)
                 if column == depth - 1:
-                    axes.yaxis.tick_right()
-                    axes.set_yticks(range(len(tokens)), tokens, fontsize=6)
-            for spine in axes.spines.values():
-                spine.set(linewidth=0.6, edgecolor=RULE)
-    figure.tight_layout()
+                    panel.yaxis.tick_right()
+                    panel.set_yticks(range(len(tokens)), tokens, fontsize=6)
     return figure
 
 
-def draw_pictures(
-    pictures: Sequence[np.ndarray], titles: Sequence[str], loads: Mapping[str, Sequence[np.ndarray]]
+def draw_images(
+    images: Sequence[np.ndarray], titles: Sequence[str], loads: Mapping[str, Sequence[np.ndarray]]
 ) -> Any:
-    """Pictures, and below each the mass that its patches receive with every operator.
+    """Images, and below each the mass that its patches receive with every operator.
 
     Args:
-        pictures: (h, w) or (h, w, 3), uint8.
-        titles: what stands above each.
-        loads: for every operator, one array (rows, columns) of patches per picture.
+        images: (h, w) or (h, w, 3), uint8.
+        titles: of the images.
+        loads: for every operator, one array (rows, columns) of patches per image.
     """
-    figure = new_figure((1.5 * len(pictures) + 1.2, 1.45 * (1 + len(loads))))
-    shape = (1 + len(loads), len(pictures))
-    for column, (picture, title) in enumerate(zip(pictures, titles, strict=True)):
-        axes = figure.add_subplot(*shape, column + 1)
-        axes.imshow(picture, cmap="gray")
-        axes.set_title(title, fontsize=8, color=INK)
-        axes.set(xticks=[], yticks=[])
+    figure, axes = sheet(1 + len(loads), len(images), width=1.55, height=1.5)
+    for column, (image, title) in enumerate(zip(images, titles, strict=True)):
+        axes[0, column].imshow(image, cmap="gray")
+        _label(axes[0, column], "", title)
         for row, (name, maps) in enumerate(loads.items(), 1):
-            axes = figure.add_subplot(*shape, row * len(pictures) + column + 1)
-            # patches lie over the picture as they were cut from it
-            image = axes.imshow(maps[column], cmap="RdBu_r", vmin=0, vmax=2,
-                                extent=(0, picture.shape[1], picture.shape[0], 0))  # fmt: skip
-            axes.set(xticks=[], yticks=[])
-            if column == 0:
-                _name_row(axes, name)
-    _mass_bar(figure, image)
+            # patches lie over the image as they were cut from it
+            extent = (0, image.shape[1], image.shape[0], 0)
+            panel = axes[row, column]
+            mass = panel.imshow(maps[column], cmap="RdBu_r", vmin=0, vmax=2, extent=extent)
+            _label(panel, name if column == 0 else "", "")
+    _mass_bar(figure, axes, mass)
     return figure
 
 
 def draw_clouds(
     clouds: Sequence[np.ndarray], titles: Sequence[str], loads: Mapping[str, Sequence[np.ndarray]]
 ) -> Any:
-    """Clouds of points seen from the side, coloured by the mass that each point receives.
+    """Point clouds in perspective, coloured by the mass that each point receives.
 
     Args:
         clouds: (points, 3).
-        titles: what stands above each.
+        titles: of the clouds.
         loads: for every operator, one array (points,) per cloud.
     """
-    figure = new_figure((1.6 * len(clouds) + 1.2, 1.6 * len(loads) + 0.2))
+    figure, axes = sheet(len(loads), len(clouds), width=1.65, height=1.65)
     for row, (name, masses) in enumerate(loads.items()):
         for column, (cloud, mass) in enumerate(zip(clouds, masses, strict=True)):
-            axes = figure.add_subplot(len(loads), len(clouds), row * len(clouds) + column + 1)
-            across, up, depth = _from_the_side(np.asarray(cloud, np.float64))
+            panel = axes[row, column]
+            across, up, depth = _projected(np.asarray(cloud, np.float64))
             # far points first, so that near ones lie on top
             order = np.argsort(depth)
-            points = axes.scatter(
+            points = panel.scatter(
                 across[order], up[order], c=mass[order], cmap="coolwarm", vmin=0, vmax=2, s=8,
                 linewidths=0,
             )  # fmt: skip
-            axes.set(xticks=[], yticks=[], aspect="equal")
-            axes.spines[:].set_visible(False)
-            if row == 0:
-                axes.set_title(titles[column], fontsize=8, color=INK)
-            if column == 0:
-                _name_row(axes, name)
-    _mass_bar(figure, points)
+            panel.set_aspect("equal", adjustable="datalim")
+            panel.spines[:].set_visible(False)
+            _label(panel, name if column == 0 else "", titles[column] if row == 0 else "")
+    _mass_bar(figure, axes, points)
     return figure
 
 
-def _mass_bar(figure: Any, coloured: Any) -> None:
-    """What a colour means, beside all panels."""
-    figure.tight_layout(rect=(0, 0, 0.93, 1))
-    bar = figure.colorbar(coloured, cax=figure.add_axes((0.94, 0.2, 0.015, 0.5)))
+def _mass_bar(figure: Any, axes: Any, coloured: Any) -> None:
+    bar = figure.colorbar(coloured, ax=axes, shrink=0.6, aspect=30, pad=0.01)
     bar.ax.tick_params(labelsize=7, length=2, color=RULE)
     bar.ax.set_title("mass", fontsize=7, color=INK)
 
 
-def _name_row(axes: Any, operator: str) -> None:
-    """The operator of a row of panels, beside its first."""
-    axes.set_ylabel(short_name(operator).replace(", ", ",\n"), fontsize=7, color=INK)
+def _label(panel: Any, operator: str, title: str) -> None:
+    """A panel without ticks, with its operator on the left and a title."""
+    panel.set(xticks=[], yticks=[])
+    panel.set_title(title, fontsize=8, color=INK)
+    panel.set_ylabel(short_name(operator).replace(", ", ",\n"), fontsize=7, color=INK)
 
 
-def _from_the_side(cloud: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Points turned by 35 degrees about the last axis and seen from 20 above: across, up, near."""
+def _projected(cloud: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Points rotated by 35 degrees about the last axis and seen from 20 above: x, y, nearness."""
     (x, y, z), turn, rise = cloud.T, np.radians(35), np.radians(20)
     away = np.sin(turn) * x + np.cos(turn) * y
     return (
@@ -230,26 +211,11 @@ def _from_the_side(cloud: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def short_name(operator: str) -> str:
-    """An operator where there is little room; its backend goes first, which changes no plan.
+    """An operator where there is little room: without its backend, which changes no plan.
 
     >>> short_name("elastic(learn='head', backend='cpu')"), short_name("sinkhorn(backend='cpu')")
     ("elastic(learn='head')", "sinkhorn(backend='cpu')")
     """
-    if len(operator) > ROOM:
+    if len(operator) > MAX_NAME:
         operator = re.sub(r", backend='\w+'|backend='\w+'(, )?", "", operator)
-    return operator if len(operator) <= ROOM else f"{operator[: ROOM - 2]}..."
-
-
-def _dress(axes: Any, title: str, below: str) -> None:
-    axes.set_title(title, fontsize=10, color=INK, loc="left")
-    axes.set_xlabel(below, fontsize=9, color=INK)
-    axes.tick_params(labelsize=8, length=2, color=RULE, labelcolor=INK)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color=RULE, linewidth=0.4, alpha=0.6)
-
-
-def _legend(figure: Any, count: int) -> None:
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.tight_layout(rect=(0, 0.1, 1, 1))
-    figure.legend(handles, labels, loc="lower center", ncols=min(count, 4), fontsize=8,
-                  frameon=False)  # fmt: skip
+    return operator if len(operator) <= MAX_NAME else f"{operator[: MAX_NAME - 2]}..."

@@ -1,107 +1,102 @@
-"""Attention on real samples: plans of one, and for pictures the mass of every patch."""
+"""Attention on test samples: plans of one, and the mass of the patches or points of several."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from bistoch.analysis import metrics
-from bistoch.lab.compare.draw import NAMED, draw_clouds, draw_pictures, draw_plans_by_layer
-from bistoch.lab.compare.look import Seen, see
+from bistoch.lab.compare.attention import Captured, capture_samples
+from bistoch.lab.compare.draw import NAMED, draw_clouds, draw_images, draw_plans_by_layer
 from bistoch.lab.compare.summary import Row
 from bistoch.lab.train import Classification, Task, restore_run
 from bistoch.models import ViT
 
-PICTURES = 6
-# a word of a long token name that is shown
-LETTERS = 12
+# samples that are shown, and characters of a token
+SHOWN, TOKEN = 6, 12
 
 
 def example_figures(task: Task, rows: Sequence[Row]) -> Iterator[tuple[str, Any, str]]:
     """Names, figures and captions of some test samples with the model of each operator."""
-    shown = _spread(task)
+    shown = _choose(task)
     models = {row.operator: restore_run(row.cells[0].folder).model for row in rows}
-    seen = {
-        name: [see(model, task, range(row, row + 1)) for row in shown]
+    captured = {
+        name: [capture_samples(model, task, range(row, row + 1)) for row in shown]
         for name, model in models.items()
     }
-    plans = {name: found[0].plans[0] for name, found in seen.items()}
-    words = _words(task, shown[0])
+    titles = [_class_of(task, row) for row in shown]
+    of_class = f" of the class {titles[0]}" if titles[0] else ""
     yield (
-        "plans", draw_plans_by_layer(plans, words),
-        f"A test sample{_of_class(task, shown[0])}: its plans, the mean of all heads. Rows are "
-        "queries, columns are keys; darker is more, on one scale for all operators of a layer.",
+        "plans",
+        draw_plans_by_layer(
+            {name: found[0].plans[0] for name, found in captured.items()}, _tokens(task, shown[0])
+        ),
+        f"A test sample{of_class}: its plans, the mean of all heads. Rows are queries, columns are "
+        "keys; darker is more, on one scale for all operators of a layer.",
     )  # fmt: skip
-    first = next(iter(models.values()))
-    place = _points_layer(next(iter(seen.values()))[0]) if task.kind == "points" else None
-    if place is not None and isinstance(task, Classification):
-        heights = {
-            name: [metrics.column_load(one.plans[0][place]).mean(0).numpy() for one in found]
-            for name, found in seen.items()
+    if not isinstance(task, Classification):
+        return
+    samples = [task.samples["test"][row] for row in shown] if task.kind != "text" else []
+    first = captured[rows[0].operator][0]
+    layer = _points_layer(first) if task.kind == "points" else None
+    if layer is not None:
+        loads = {
+            name: [metrics.column_load(one.plans[0][layer]).mean(0).numpy() for one in found]
+            for name, found in captured.items()
         }
-        layer = seen[rows[0].operator][0].names[place].removesuffix(".attention")
         yield (
-            "clouds",
-            draw_clouds(
-                [task.samples["test"][row] for row in shown],
-                [_title(task, row) for row in shown], heights,
-            ),
-            f"What the points of clouds receive in the layer {layer}, over their share: red is "
-            "more, blue is less, grey is even.",
+            "clouds", draw_clouds(samples, titles, loads),
+            "The mass that the points of clouds receive in the layer "
+            f"{first.names[layer].removesuffix('.attention')}, relative to their even share: red "
+            "is more, blue is less, grey is even.",
         )  # fmt: skip
-    if isinstance(first, ViT) and isinstance(task, Classification):
-        maps = {name: [_patch_loads(one, first) for one in found] for name, found in seen.items()}
-        pictures = [task.samples["test"][row] for row in shown]
-        titles = [_title(task, row) for row in shown]
+    vit = models[rows[0].operator]
+    if isinstance(vit, ViT):
+        maps = {name: [_patch_loads(one, vit) for one in found] for name, found in captured.items()}
         yield (
-            "pictures", draw_pictures(pictures, titles, maps),
-            "What the patches of pictures receive in the last layer, over their share: red is "
-            "more, blue is less, white is even.",
+            "images", draw_images(samples, titles, maps),
+            "The mass that the patches of images receive in the last layer, relative to their even "
+            "share: red is more, blue is less, white is even.",
         )  # fmt: skip
 
 
-def _spread(task: Task) -> list[int]:
-    """Samples of different classes, as far as there are any."""
-    labels = getattr(task, "labels", {}).get("test")
-    if labels is None:
+def _choose(task: Task) -> list[int]:
+    """Test samples of different classes, as far as there are any."""
+    if not isinstance(task, Classification):
         return [0]
-    if isinstance(task, Classification) and task.kind == "text":
-        # a text whose words can be read beside its plans, if there is one
+    if task.kind == "text":
+        # a text whose tokens can be read beside its plans, if there is one
         short = (row for row, text in enumerate(task.encoded["test"]) if 3 < len(text) <= NAMED)
         return [next(short, 0)]
-    _, firsts = np.unique(labels, return_index=True)
-    return [int(row) for row in np.sort(firsts)[:PICTURES]]
+    _, firsts = np.unique(task.labels["test"], return_index=True)
+    return [int(row) for row in np.sort(firsts)[:SHOWN]]
 
 
-def _of_class(task: Task, row: int) -> str:
-    return f" of the class {_title(task, row)}" if "classes" in task.facts else ""
+def _class_of(task: Task, row: int) -> str:
+    if not isinstance(task, Classification):
+        return ""
+    return str(task.facts["classes"][task.labels["test"][row]])
 
 
-def _title(task: Task, row: int) -> str:
-    return str(task.facts["classes"][int(task.batch("test", torch.tensor([row])).target)])
-
-
-def _words(task: Task, row: int) -> list[str]:
+def _tokens(task: Task, row: int) -> list[str]:
     if not isinstance(task, Classification) or task.kind != "text":
         return []
-    numbers = task.encoded["test"][row].tolist()
-    return [task.facts["tokens"][number][:LETTERS] for number in numbers]
+    return [task.facts["tokens"][i][:TOKEN] for i in task.encoded["test"][row].tolist()]
 
 
-def _points_layer(seen: Seen) -> int | None:
+def _points_layer(captured: Captured) -> int | None:
     """The last layer in which points are the keys of several queries; pooling is not one."""
-    points = len(seen.states[0][0])
+    points = len(captured.states[0][0])
     found = [
-        place
-        for place, (name, plan) in enumerate(zip(seen.names, seen.plans[0], strict=True))
+        layer
+        for layer, (name, plan) in enumerate(zip(captured.names, captured.plans[0], strict=True))
         if plan.shape[-1] == points and plan.shape[-2] > 1 and not name.startswith("pool")
     ]
     return found[-1] if found else None
 
 
-def _patch_loads(seen: Seen, model: ViT) -> np.ndarray:
-    """The load of the patches in the last layer, as they lie in the picture."""
-    load = metrics.column_load(seen.plans[0][-1]).mean(0)
-    # the class token comes first, and lies nowhere
+def _patch_loads(captured: Captured, model: ViT) -> np.ndarray:
+    """The column loads of the patches in the last layer, as they lie in the image."""
+    load = metrics.column_load(captured.plans[0][-1]).mean(0)
+    # the class token comes first, and is no patch
     return load[int(model.has_class) :].reshape(model.config.grid).numpy()

@@ -1,15 +1,13 @@
-"""What is compared: the same model, data and protocol with several operators and seeds."""
+"""What is compared: the same model, data and recipe with several operators and seeds."""
 
 import hashlib
-import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from bistoch.functional import OPERATORS, parse_operator
 from bistoch.lab.data import DATASETS
-from bistoch.lab.files import digest
 from bistoch.lab.train import Recipe, Setup, Task
 
 DEFAULT_OPERATORS = ("softmax", "sinkhorn", "elastic(lam=0.5, learn='head')")
@@ -17,15 +15,15 @@ DEFAULT_OPERATORS = ("softmax", "sinkhorn", "elastic(lam=0.5, learn='head')")
 
 @dataclass(frozen=True)
 class Comparison:
-    """Operators on equal terms.
+    """Operators that are trained in the same way.
 
     Args:
         data, model: as for `bistoch.lab.train.Setup`.
         operators: texts of operators.
         seeds: every operator is trained once with each.
-        recipe: the protocol of every run.
-        rates: learning rates to choose from. Each operator is trained with all of them on the first
-            seed, and goes on with the one whose held-out score is best. Empty: the recipe's.
+        recipe: of every run.
+        lrs: learning rates to choose from. Each operator is trained with all of them on the first
+            seed, and keeps the one with the best validation score. Empty: that of the recipe.
 
     >>> Comparison("shapes", "set_transformer", ("softmax", "softmax"), (0,))
     Traceback (most recent call last):
@@ -38,59 +36,56 @@ class Comparison:
     operators: tuple[str, ...] = DEFAULT_OPERATORS
     seeds: tuple[int, ...] = (0, 1, 2)
     recipe: Recipe = Recipe()  # noqa: RUF009 (it is frozen)
-    rates: tuple[float, ...] = ()
+    lrs: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.operators:
-            raise ValueError("compare: name at least one operator, see `bistoch list`")
-        for name in ("operators", "seeds", "rates"):
+        for name, least in (("operators", 1), ("seeds", 1), ("lrs", 0)):
             values = getattr(self, name)
+            if len(values) < least:
+                raise ValueError(f"compare: give at least one of {name}; there is none")
             twice = next((x for x in values if values.count(x) > 1), None)
             if twice is not None:
                 raise ValueError(f"compare: {name} must differ, but {twice} is there twice")
-        if not self.seeds:
-            raise ValueError("compare: at least one seed is needed, but there is none")
-        read: dict[str, tuple[str, dict[str, Any]]] = {}
-        for operator in self.operators:
-            row, options = parse_operator(operator, OPERATORS)
-            # a whole number and the same with a point are one: repr would tell them apart
-            same = next((o for o, known in read.items() if known == (row.name, options)), None)
+        known: dict[str, tuple[str, dict[str, Any]]] = {}
+        for text in self.operators:
+            row, options = parse_operator(text, OPERATORS)
+            # 1 and 1.0 are equal: texts would tell them apart
+            same = next((o for o, other in known.items() if other == (row.name, options)), None)
             if same is not None:
                 raise ValueError(
-                    f"compare: operators must differ, but {operator} is {same} in other words"
+                    f"compare: operators must differ, but {text} is the same as {same}"
                 )
-            read[operator] = row.name, options
+            known[text] = row.name, options
 
     @property
-    def chooses(self) -> bool:
+    def needs_validation(self) -> bool:
         """Whether something is chosen by a score, so that samples must be held out for it."""
-        return len(self.rates) > 1 or self.recipe.patience is not None
+        return len(self.lrs) > 1 or self.recipe.patience is not None
 
-    def setup(self, operator: str, seed: int, rate: float | None = None) -> Setup:
+    @property
+    def run_count(self) -> int:
+        """How many runs are trained; the chosen learning rate of the first seed is not repeated."""
+        repeated = len(self.lrs) - 1 if self.lrs else 0
+        return len(self.operators) * (len(self.seeds) + repeated)
+
+    def setup(self, operator: str, seed: int, lr: float | None = None) -> Setup:
         """The run of an operator with a seed."""
-        recipe = self.recipe if rate is None else replace(self.recipe, lr=rate)
+        recipe = self.recipe if lr is None else replace(self.recipe, lr=lr)
         return Setup(self.data, self.model, operator, recipe, seed)
 
 
-def cell_folder(out: Path, setup: Setup, task: Task) -> Path:
-    """The folder of a run: readable, and another one for every other setup.
-
-    >>> from bistoch.lab.train import open_task
-    >>> setup = Setup("shapes", "set_transformer", "elastic(lam=0.5)", seed=3)
-    >>> cell_folder(Path("out"), setup, open_task("shapes")).name[:-10]
-    'elastic-lam-0.5-seed-3-'
-    """
-    counts = [task.count(split) for split in ("train", "valid", "test")]
-    facts: tuple[object, ...] = asdict(setup), counts, task.facts.get("length")
+def configuration_of(setup: Setup, task: Task) -> dict[str, Any]:
+    """All that the result of a run depends on."""
+    samples = [task.count(split) for split in ("train", "valid", "test")]
+    found = {"setup": setup, "samples": samples, "length": task.facts.get("length")}
     if setup.data not in DATASETS:
-        # files of one's own may change under the same name
-        facts += (_content(setup.data),)
-    name = re.sub(r"[^a-z0-9.]+", "-", setup.operator.lower()).strip("-")
-    return out / "runs" / f"{name}-seed-{setup.seed}-{digest(*facts)}"
+        # a user's own files may change under the same name
+        found["content"] = _content(setup.data)
+    return found
 
 
 def _content(data: str) -> str:
-    """A name for what a file holds, or all files of a folder."""
+    """A checksum of a file, or of all files of a folder."""
     path = Path(data).expanduser()
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     return _digest_files(

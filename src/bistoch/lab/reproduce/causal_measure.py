@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bistoch.analysis import capture, metrics
 from bistoch.functional import causal_elastic_plan
 from bistoch.functional.causal.reference import prefix_plan
-from bistoch.lab.compare.look import learned_lam
+from bistoch.lab.compare.attention import learned_lam
 
 # windows that are read at once
 AT_ONCE = 8

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bistoch.lab.compare.attention import measure
 from bistoch.lab.compare.draw import draw_curves
-from bistoch.lab.compare.look import measure
 from bistoch.lab.study import (
     Cell,
     Column,

@@ -1,4 +1,4 @@
-"""What attention does in a trained model: numbers of every layer, over real samples."""
+"""Numbers about attention in a trained model: by layer, over test samples."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,17 +10,16 @@ from torch import Tensor, nn
 from bistoch.analysis import capture, metrics
 from bistoch.lab.train import Task
 from bistoch.models import operators
-from bistoch.nn import OperatorModule
 
-# samples that are looked at, and how many of them at once
+# samples that are measured, and how many of them at once
 SAMPLES, AT_ONCE = 48, 8
-# the load of a column, from nothing to four times its share and more; an even one is no border
+# bins of a histogram of column loads, from zero to above four; 1 lies within a bin
 EDGES = [0.0, *((2 * i + 1) / 20 for i in range(41))]
 
 
 @dataclass
-class Seen:
-    """Plans and states of some samples, layer by layer; one entry per sample."""
+class Captured:
+    """Plans and states of some samples by layer; one entry per sample."""
 
     names: list[str]
     plans: list[list[Float[Tensor, "heads n m"]]]
@@ -28,34 +27,31 @@ class Seen:
 
 
 @torch.no_grad()
-def see(model: nn.Module, task: Task, rows: range) -> Seen:
-    """Send test samples through a model; texts each alone, so that no padding is among them."""
+def capture_samples(model: nn.Module, task: Task, rows: range) -> Captured:
+    """Run test samples through a model; texts one by one, so that there is no padding."""
     model.eval()
-    seen = Seen([], [], [])
+    device = next(model.parameters()).device
+    captured = Captured([], [], [])
     for some in torch.tensor(rows).split(1 if task.kind == "text" else max(len(rows), 1)):
         with capture(model, budget=1 << 30, problems=None) as found:
-            device = next(model.parameters()).device
             model(*task.batch("test", some).to(device).inputs)
-        seen.names = [plan.name for plan in found.plans]
-        for place in range(len(some)):
+        captured.names = [layer.name for layer in found.plans]
+        for sample in range(len(some)):
             # a plan that is the same for all samples has no axis for them
-            seen.plans.append([
-                (plan.plan[place] if plan.plan.ndim > 3 else plan.plan).float().cpu().reshape(
-                    -1, *plan.plan.shape[-2:]
-                )
-                for plan in found.plans
-            ])  # fmt: skip
-            seen.states.append([state.state[place].float().cpu() for state in found.states])
-    return seen
+            plans = [p.plan[sample] if p.plan.ndim > 3 else p.plan for p in found.plans]
+            plans = [plan.float().cpu().reshape(-1, *plan.shape[-2:]) for plan in plans]
+            captured.plans.append(plans)
+            captured.states.append([state.state[sample].float().cpu() for state in found.states])
+    return captured
 
 
 def measure(model: nn.Module, task: Task) -> dict[str, Any]:
-    """Numbers of every layer, as JSON: means over samples and heads.
+    """Numbers by layer, as JSON: means over samples and heads.
 
-    `entropy` is that of the rows over the largest possible, `sink` the mean attention on the key
-    that receives most, `peak` its load, `gini` how unequal the loads are, `rank` the effective rank
-    of the states before the first and after every block. `loads` counts columns by their load,
-    `lam` is what was learned, by layer and head.
+    `entropy` is that of the rows, relative to the largest possible; `sink` the mean attention on
+    the key that receives most, and `peak` its load; `gini` how unequal the loads are; `rank` the
+    effective rank of the states before the first and after every block. `loads` is the histogram of
+    column loads, `lam` the learned elasticities by layer and head.
     """
     causal = task.kind == "corpus"
     rows: list[list[dict[str, float]]] = []
@@ -63,12 +59,12 @@ def measure(model: nn.Module, task: Task) -> dict[str, Any]:
     counts = torch.zeros(len(EDGES), dtype=torch.float64)
     names: list[str] = []
     many = range(min(SAMPLES, task.count("test")))
-    # some at a time: plans of long sequences are large
+    # plans of long sequences are large
     for start in many[::AT_ONCE]:
-        seen = see(model, task, many[start : start + AT_ONCE])
-        names = seen.names
-        for plans, states in zip(seen.plans, seen.states, strict=True):
-            rows.append([_of_plan(plan, causal) for plan in plans])
+        captured = capture_samples(model, task, many[start : start + AT_ONCE])
+        names = captured.names
+        for plans, states in zip(captured.plans, captured.states, strict=True):
+            rows.append([_numbers_of(plan, causal) for plan in plans])
             ranks.append(torch.stack([metrics.effective_rank(state) for state in states]))
             for plan in plans:
                 counts += _count_loads(_loads(plan, causal).flatten())
@@ -84,12 +80,12 @@ def measure(model: nn.Module, task: Task) -> dict[str, Any]:
 
 
 def _count_loads(loads: Float[Tensor, "columns"]) -> Float[Tensor, "bins"]:
-    places = torch.bucketize(loads, torch.tensor(EDGES), right=True) - 1
-    return torch.bincount(places.clamp(0, len(EDGES) - 1), minlength=len(EDGES)).double()
+    bins = torch.bucketize(loads, torch.tensor(EDGES), right=True) - 1
+    return torch.bincount(bins.clamp(0, len(EDGES) - 1), minlength=len(EDGES)).double()
 
 
 def learned_lam(model: nn.Module) -> dict[str, list[float]]:
-    """The elasticities that a model learned, as they are used, by the name of the operator.
+    """The learned elasticities of a model by the name of the operator module.
 
     >>> from bistoch.nn import Attention
     >>> learned_lam(Attention(8, 2, operator="elastic(learn='head')"))
@@ -100,20 +96,16 @@ def learned_lam(model: nn.Module) -> dict[str, list[float]]:
     return {
         name: module.options()["lam"].detach().flatten().tolist()
         for name, module in operators(model).items()
-        if _learns_lam(module)
+        if isinstance(getattr(module, "lam", None), nn.Parameter)
     }
 
 
-def _learns_lam(module: OperatorModule) -> bool:
-    return isinstance(getattr(module, "lam", None), nn.Parameter)
-
-
-def _of_plan(plan: Float[Tensor, "heads n m"], causal: bool) -> dict[str, float]:
+def _numbers_of(plan: Float[Tensor, "heads n m"], causal: bool) -> dict[str, float]:
     loads = _loads(plan, causal)
     if causal:
         visible = torch.arange(1, plan.shape[-1] + 1).log().mean().clamp_min(1e-9)
         entropy = metrics.row_entropy(plan).mean(-1) / visible
-        # few queries see the last keys, and one is not a crowd
+        # few queries see the last keys, so their means are noise
         half = max(plan.shape[-1] // 2, 1)
         score = metrics.sink_score(plan, causal=True)[..., :half]
         loads = loads[..., :half]
@@ -130,6 +122,6 @@ def _of_plan(plan: Float[Tensor, "heads n m"], causal: bool) -> dict[str, float]
 def _loads(plan: Float[Tensor, "heads n m"], causal: bool) -> Float[Tensor, "heads m"]:
     mass = None
     if causal:
-        # what keys receive if every query spreads evenly over those it may see
+        # the column sums of uniform causal attention
         mass = (1 / torch.arange(1, plan.shape[-1] + 1)).flip(0).cumsum(0).flip(0)
     return metrics.column_load(plan, column_mass=mass)

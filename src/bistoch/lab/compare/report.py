@@ -1,0 +1,235 @@
+"""The report of a comparison: HTML, Markdown with figures beside it, and JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean
+from textwrap import fill
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from bistoch.lab.compare.cells import Cell
+from bistoch.lab.compare.draw import draw_curves, draw_layers, draw_loads
+from bistoch.lab.compare.examples import example_figures
+from bistoch.lab.compare.plan import Comparison
+from bistoch.lab.compare.summary import (
+    Row,
+    baseline_of,
+    lam_table,
+    layer_table,
+    score_table,
+    verdict,
+)
+from bistoch.lab.machine import DISTURBED, provenance
+from bistoch.lab.report import Report, Table, print_table
+from bistoch.lab.train import Task
+
+PANELS = {
+    "entropy": "entropy of rows (1 = uniform)", "sink": "largest sink score",
+    "peak": "largest column mass", "rank": "effective rank of states",
+}  # fmt: skip
+# columns of the table of scores that a terminal has no room for
+ONLY_IN_REPORT = ("each seed", "test loss", "parameters")
+# what the record keeps of a run; the seconds of a training depend on what else the machine did
+KEPT = ("test", "validation_split", "epoch", "steps", "parameters", "curve", "attention",
+        "diverged")  # fmt: skip
+
+
+class Found(NamedTuple):
+    """All that a report shows; `tables` come first, by caption."""
+
+    comparison: Comparison
+    task: Task
+    rows: list[Row]
+    times: Mapping[str, Any]
+    command: str
+    notes: Sequence[str] = ()
+    tables: Mapping[str, Table] = {}
+
+
+def write_report(found: Found, folder: Path, console: Console | None = None) -> Path:
+    """Write report.html, report.md and report.json, and print the scores; the path of the first."""
+    task, whole = found.task, [row for row in found.rows if row.cells]
+    count = len(found.rows)
+    words = "operators in the same model" if count > 1 else "operator"
+    report = Report(f"{task.name}: {count} {words}", console=console)
+    for note in found.notes:
+        report.text(note)
+    report.text(_intro(found))
+    scores = score_table(found.rows, task, found.times, lrs=len(found.comparison.lrs) > 1)
+    if console is not None:
+        print_scores(scores, console)
+    if sentence := verdict(found.rows, task):
+        report.heading("Result")
+        report.text(sentence, printed=True)
+    for caption, table in found.tables.items():
+        report.table(table.head, table.rows, caption)
+    report.table(scores.head, scores.rows, _caption(found))
+    for row in found.rows:
+        for cell in row.diverged:
+            report.text(f"{row.operator}, seed {cell.setup.seed}: {cell.diverged}")
+    if whole:
+        _add_curves(report, found, whole)
+        _add_attention(report, found, whole)
+    report.heading("Protocol")
+    report.table(("option", "value"), _protocol(found))
+    report.heading("Command")
+    report.code(found.command)
+    return report.write(folder / "report.html", markdown=True, record=record_of(found))
+
+
+def print_scores(scores: Table, console: Console) -> None:
+    """The columns of the table of scores that fit a terminal."""
+    kept = [i for i, name in enumerate(scores.head) if name not in ONLY_IN_REPORT]
+    rows = [[str(row[i]) for i in kept] for row in scores.rows]
+    # heads are as narrow as their numbers, so that names of operators are not broken
+    widths = [max(10, *map(len, column)) for column in zip(*rows, strict=True)]
+    head = [fill(scores.head[i], width) for i, width in zip(kept, widths, strict=True)]
+    print_table(console, Table(head, rows))
+
+
+def _add_curves(report: Report, found: Found, rows: Sequence[Row]) -> None:
+    split, score = rows[0].cells[0].result["validation_split"], found.task.score_name
+    report.heading("Learning curves")
+    percent, scale = (" (%)", 100) if score == "accuracy" else ("", 1)
+    panels = {"train_loss": "training loss", "loss": f"{split} loss",
+              score: f"{split} {score}{percent}"}  # fmt: skip
+    curves = {
+        row.operator: {name: row.curve(name) * (scale if name == score else 1) for name in panels}
+        for row in rows
+    }
+    stops = found.comparison.recipe.patience is not None
+    cut = " A line ends with the first of its seeds." if stops else ""
+    report.figure(
+        draw_curves(curves, panels),
+        f"Mean over seeds by epoch, with a band from the lowest seed to the highest.{cut}",
+        name="curves",
+    )  # fmt: skip
+
+
+def _add_attention(report: Report, found: Found, rows: Sequence[Row]) -> None:
+    report.heading("Attention")
+    report.text(
+        "Column mass is what a key receives from all queries, relative to its even share: 1 for "
+        "every key of a balanced plan. A sink score is the mean attention on one key. Entropy is "
+        "how widely a query attends, from 0 (one key) to 1 (all alike). The effective rank is the "
+        "number of directions that the states of a sample span. All are means over test samples, "
+        "heads and seeds."
+    )
+    report.figure(
+        draw_loads({row.operator: row.layers("loads").mean(0) for row in rows}),
+        "Histogram of column masses in all layers and heads; the last bar holds all above four.",
+        name="columns",
+    )  # fmt: skip
+    report.figure(
+        draw_layers({r.operator: {name: r.layers(name) for name in PANELS} for r in rows}, PANELS),
+        "By layer; ranks begin with the states before the first layer.", name="layers",
+    )  # fmt: skip
+    report.table(*layer_table(rows))
+    lams = lam_table(rows)
+    if lams is not None:
+        report.heading("Learned lam")
+        report.text("The elasticity of every head: 0 is softmax, 1 is fully balanced.")
+        report.table(*lams)
+    report.heading("Attention on test samples")
+    report.text(f"Models of seed {rows[0].cells[0].setup.seed}.")
+    for name, figure, caption in example_figures(found.task, rows):
+        report.figure(figure, caption, name=name)
+
+
+def _intro(found: Found) -> str:
+    comparison, task = found.comparison, found.task
+    seeds = len(comparison.seeds)
+    counts = " + ".join(
+        f"{task.count(split):,} {split}"
+        for split in ("train", "valid", "test")
+        if task.count(split)
+    )
+    # early stopping ends each run in its own time
+    steps = "" if comparison.recipe.patience else ", the same number of steps"
+    return (
+        f"The model {comparison.model} on {task.name} ({counts} samples), trained with each "
+        f"operator on {seeds} {'seed' if seeds == 1 else 'seeds'}: the same initial weights, the "
+        f"same order of samples{steps}."
+    )
+
+
+def _caption(found: Found) -> str:
+    recipe, task, times = found.comparison.recipe, found.task, found.times
+    epoch = "the epoch with the best validation score" if recipe.patience else "the last epoch"
+    better = "larger" if task.larger_is_better else "smaller"
+    seeds = len(found.comparison.seeds)
+    sentences = [f"The score of one seed, after {epoch}; {better} is better."]
+    if seeds > 1:
+        sentences = [
+            f"Mean ± standard deviation over {seeds} seeds, after {epoch}; {better} is better.",
+            "Differences are paired by seed, with their 95 % interval.",
+        ]
+    count, baseline = task.count("test"), baseline_of(found.rows)
+    if baseline is not None and task.score_name == "accuracy":
+        # one sample more of either kind: a perfect score on few samples is not certain
+        share = (mean(baseline.test("accuracy")) * count + 1) / (count + 2)
+        error = 100 * (share * (1 - share) / count) ** 0.5
+        sentences.append(
+            f"With {count:,} test samples an accuracy has a standard error of {error:.1f} points."
+        )
+    threads = f"{times['threads']} {'thread' if times['threads'] == 1 else 'threads'}"
+    sentences.append(
+        f"Steps of {times['batch_size']} samples (forward, backward, update) were timed in turns "
+        f"on {threads}, the best of several; softmax takes "
+        f"{1000 * times['seconds']['softmax']:.3g} ms."
+    )
+    others = times.get("others")
+    if others is not None and others > DISTURBED:
+        sentences.append(
+            f"Meanwhile other programs used {others:.0%} of the cores: these times are doubtful."
+        )
+    return " ".join(sentences)
+
+
+def _protocol(found: Found) -> list[tuple[str, str]]:
+    comparison = found.comparison
+    facts = {"data": comparison.data, "model": comparison.model, "seeds": comparison.seeds}
+    if (length := found.task.facts.get("length")) is not None:
+        facts["length"] = length
+    facts |= asdict(comparison.recipe)
+    if len(comparison.lrs) > 1:
+        facts["lr"] = f"the best of {_plain(comparison.lrs)} by validation score, on the first seed"
+    steps = {cell.result["steps"] for row in found.rows for cell in row.cells}
+    if steps:
+        facts["steps of a run"] = " to ".join(map(str, sorted({min(steps), max(steps)})))
+    return [(name.replace("_", " "), _plain(value)) for name, value in facts.items()]
+
+
+def _plain(value: object) -> str:
+    """A value of the protocol as text.
+
+    >>> _plain((0, 1)), _plain(()), _plain(None), _plain(0.05)
+    ('0, 1', 'none', 'none', '0.05')
+    """
+    if isinstance(value, tuple):
+        value = ", ".join(map(str, value))
+    return str(value) if value not in (None, "") else "none"
+
+
+def record_of(found: Found) -> dict[str, Any]:
+    """All numbers of a report, as JSON."""
+    task = found.task
+    return {
+        **provenance(found.command),
+        "comparison": asdict(found.comparison),
+        "length": task.facts.get("length"),
+        "samples": {split: task.count(split) for split in ("train", "valid", "test")},
+        "score": task.score_name,
+        "larger_is_better": task.larger_is_better,
+        "times": dict(found.times),
+        "notes": list(found.notes),
+        "verdict": verdict(found.rows, task),
+        "runs": [_run(cell) for row in found.rows for cell in (*row.cells, *row.diverged)],
+    }
+
+
+def _run(cell: Cell) -> dict[str, Any]:
+    facts = {"operator": cell.setup.operator, "seed": cell.setup.seed, "lr": cell.setup.recipe.lr}
+    return facts | {name: cell.result[name] for name in KEPT if name in cell.result}
