@@ -12,7 +12,7 @@ from fuzz.run import Finding, name_of, run
 
 # calls that a worker makes for one request
 BATCH = 200
-# seconds for a batch: kernels may have to compile first
+# seconds for a call: kernels may have to compile first
 PATIENCE = 300
 
 
@@ -33,17 +33,21 @@ class Worker:
         self.process = context.Process(target=work, args=(other, self.current), daemon=True)
         self.process.start()
         other.close()
-        self.deadline = float("inf")
+        self.seen = (-1, time.monotonic())
 
     def take(self, batch: tuple[int, int] | None) -> None:
         self.pipe.send(batch)
-        self.deadline = time.monotonic() + PATIENCE
+        self.seen = (-1, time.monotonic())
 
     def lost(self) -> str | None:
         """Why nothing more will come from it, if so."""
         if not self.process.is_alive():
             return f"the process ended with the exit code {self.process.exitcode}"
-        return f"no answer within {PATIENCE} s" if time.monotonic() > self.deadline else None
+        number, since = self.seen
+        if number != self.current.value:
+            self.seen = (self.current.value, time.monotonic())
+            return None
+        return f"no end within {PATIENCE} s" if time.monotonic() > since + PATIENCE else None
 
 
 def campaign(first: int, calls: int, minutes: float, size: int) -> tuple[Counter, list[Finding]]:

@@ -237,13 +237,18 @@ def check_potentials(call: Call, seed: int) -> None:
         return {"plan": exact_plan("elastic", values)}
 
     doubles = convert(values, working(query.dtype), torch.float64)
-    # as a softmax: row potentials of large scores are rounded
-    plan = (scores_of(doubles) + found.column.double()[..., None, :]).softmax(-1).nan_to_num(0)
+    logits = scores_of(doubles) + found.column.double()[..., None, :]
+    # by softmax, since the row potentials of large scores are rounded
+    plan = logits.softmax(-1).nan_to_num(0)
+    sizes = sizes_of(values)
     agree(
-        "elastic_potentials", {"plan": plan.to(working(query.dtype))}, again, values,
-        terms=terms_of(values, plan), sizes=sizes_of(values), slack=8 * (tol or 0.0),
-        pairs=plan.shape,
+        "elastic_potentials", {"plan": plan.to(found.row.dtype)}, again, values,
+        terms=terms_of(values, plan), sizes=sizes, slack=8 * (tol or 0.0), pairs=plan.shape,
     )  # fmt: skip
+    off = peak((found.row.double() + logits.logsumexp(-1))[allowed.any(-1)])
+    size = max(1.0, sizes["score"], peak(potentials))
+    most = torch.finfo(found.row.dtype).eps * 8 * (terms_of(values, plan) + size)
+    ensure(off <= most, f"row potentials do not make rows of one: off by {off:.3g}")
 
 
 def check_moments(call: Call, seed: int) -> None:
