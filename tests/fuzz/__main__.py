@@ -21,6 +21,7 @@ def main() -> int:
     if chosen.only is not None:
         torch.set_num_threads(1)
         counts, findings = run(chosen.only)
+        print(*findings, sep="\n")
         report(counts, findings)
         return bool(findings)
     # numbers of one seed never meet those of another

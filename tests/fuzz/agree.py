@@ -89,7 +89,9 @@ def convert(values: Values, *dtypes: torch.dtype) -> Values:
     for name, value in values.items():
         if isinstance(value, Tensor) and value.is_floating_point():
             for dtype in dtypes:
-                value = value.to(dtype)
+                # what is finite stays so
+                most = torch.finfo(dtype).max
+                value = torch.where(value.isinf(), value, value.clamp(-most, most)).to(dtype)
             converted[name] = value
     return converted
 

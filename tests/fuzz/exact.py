@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 
 import bistoch
-from fuzz.agree import HIDDEN, Values, peak, working
+from fuzz.agree import HIDDEN, Values, peak
+
+# how far below the highest of its row a bias hides a pair
+FORBIDDEN = 5e3
 
 # axes of arguments behind the leading ones; options have none
 LAST = {
@@ -28,13 +31,20 @@ def plan_values(values: Values) -> Values:
     return tokens | {"query": values["query"].expand(*leading_axes(values), -1, -1)}
 
 
-def allowed_pairs(values: Values, shape: tuple[int, ...], causal: bool = False) -> Tensor:
-    """Which pairs are not hidden. If causal, query t and key t are one token."""
-    allowed = torch.ones(shape, dtype=torch.bool)
-    dtype = working((values["query"] if "query" in values else values["scores"]).dtype)
+def allowed_pairs(values: Values, shape: tuple[int, ...], kind: str = "any") -> Tensor:
+    """Which pairs are not hidden, by docs/operators/elastic.md.
+
+    The kind is "any", "causal" if query t and key t are one token, or "softmax" if no finite bias
+    hides a pair.
+    """
+    allowed, causal = torch.ones(shape, dtype=torch.bool), kind == "causal"
     mask, query_mask, key_mask = (values.get(n) for n in ("mask", "query_mask", "key_mask"))
+    if mask is not None and mask.dtype != torch.bool and mask.shape[-1]:
+        top = mask.double().nan_to_num(-math.inf, -math.inf).amax(-1, keepdim=True)
+        far = mask.double() - top <= -(math.inf if kind == "softmax" else FORBIDDEN)
+        mask = (mask != -math.inf) & ~far
     if mask is not None:
-        allowed = allowed & (mask if mask.dtype == torch.bool else mask.to(dtype) > -math.inf)
+        allowed = allowed & mask.bool()
     for padding, hides_queries in ((query_mask, True), (key_mask, False)):
         if padding is not None:
             rows, columns = padding[..., :, None], padding[..., None, :]
@@ -42,7 +52,7 @@ def allowed_pairs(values: Values, shape: tuple[int, ...], causal: bool = False) 
     return allowed.tril() if causal else allowed
 
 
-def scores_of(values: Values) -> Tensor:
+def scores_of(values: Values, kind: str = "any") -> Tensor:
     """The scores of a call, minus infinity where a pair is hidden."""
     if "scores" in values:
         scores = values["scores"]
@@ -54,12 +64,13 @@ def scores_of(values: Values) -> Tensor:
     mask = values.get("mask")
     if mask is not None and mask.dtype != torch.bool:
         scores = scores + mask
-    return scores.masked_fill(~allowed_pairs(values, scores.shape), -math.inf)
+    return scores.masked_fill(~allowed_pairs(values, scores.shape, kind), -math.inf)
 
 
-def elastic_oracle(values: Values) -> Tensor:
+def elastic_oracle(values: Values, kind: str = "any") -> Tensor:
     """The elastic plan by the formulas of its documentation, dense and in logarithms."""
-    scores, lam, omega = scores_of(values), _option(values.get("lam")), _option(values.get("omega"))
+    scores = scores_of(values, kind)
+    lam, omega = (_option(values.get(name)) for name in ("lam", "omega"))
     # rows know no constant; without it, no potential is lost beside very negative scores
     scores = scores - scores.amax(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).min)
     mass = values.get("column_mass")
@@ -91,7 +102,7 @@ def exact_plan(name: str, values: Values) -> Tensor:
     """The plan of an operator, by its formulas if it is one of the elastic family."""
     fixed = {"softmax": {"lam": 0.0, "iters": 0}, "sinkhorn": {"lam": 1.0}, "elastic": {}}
     if name in fixed and values.get("tol") is None and values["key"].shape[-2]:
-        return elastic_oracle(values | fixed[name])
+        return elastic_oracle(values | fixed[name], name)
     return reference_plan(name, values)
 
 
@@ -112,7 +123,9 @@ def sizes_of(values: Values) -> dict[str, float]:
         if "query_variance" in values or "key_variance" in values:
             sizes["score"] = 2 * sharp * (q**2 + k**2 + 8 * query.shape[-1])
     if mask is not None and mask.dtype != torch.bool:
-        sizes["score"] += peak(mask[mask.abs() < HIDDEN].double())
+        # a row of low numbers only; those beside higher ones hide their pairs
+        top = mask.double().amax(-1) if mask.shape[-1] else mask.new_zeros(())
+        sizes["score"] += peak(top[top.abs() < HIDDEN])
     score = sizes["score"]
     sizes |= {"gradient of value": n, "gradient of eps": pull * n * score * cold}
     others = ("mask", "lam", "omega", "column_mass", "logit", "shift", "tau", "weight")
