@@ -244,9 +244,10 @@ def test_an_operator_is_causal_without_a_mask_if_it_says_so(operator):
 @every_operator
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_dtype_is_kept(operator, dtype):
-    q, k, v = tokens(m=keys_for(operator), dtype=dtype)
-    assert operator.attention(q, k, v).dtype == dtype
-    assert operator.plan(q, k).dtype == dtype
+    for n, m in ((N, keys_for(operator)), (0, 0)):
+        q, k, v = tokens(n, m, dtype=dtype)
+        assert operator.attention(q, k, v).dtype == dtype
+        assert operator.plan(q, k).dtype == dtype
 
 
 @every_operator

@@ -110,6 +110,25 @@ def test_the_variance_is_that_of_a_weighted_sum_of_independent_values(tokens):
     torch.testing.assert_close(found.variance, seen, rtol=0.05, atol=0)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_variance_of_large_scores_is_at_most_the_largest_one(backend):
+    # potentials of 1e8 have no digits left behind the point in float32
+    q, k = 1e4 * torch.randn(31, N, D), 1e4 * torch.randn(31, M, D)
+    spread = torch.rand(31, M, E)
+    found = bistoch.wasserstein_moments(q, k, spread, spread, iters=2, backend=backend)
+    assert (found.variance <= spread.amax(-2, keepdim=True) * (1 + 1e-5)).all()
+
+
+def test_masks_and_options_may_have_the_leading_axes_of_the_values_alone(tokens):
+    q, k, v = tokens["query"][0], tokens["key"][0], tokens["value"]
+    options = {"key_mask": torch.rand(2, M) < 0.7, "eps": torch.tensor([0.5, 2.0]), "iters": 3}
+    result = bistoch.wasserstein_attention(q, k, v, **options)
+    moments = bistoch.wasserstein_moments(q, k, v, v.square(), **options)
+    wanted = bistoch.wasserstein_plan(q.expand(2, N, D), k, **options) @ v
+    torch.testing.assert_close(result, wanted)
+    torch.testing.assert_close(moments.mean, wanted)
+
+
 @pytest.mark.parametrize("backend", ["reference", "streaming"])
 def test_gradients_of_variances(tokens, variances, backend):
     inputs = (*tokens.values(), torch.rand(2, M, E).double(), *variances.values())

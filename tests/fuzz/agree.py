@@ -91,7 +91,8 @@ def convert(values: Values, *dtypes: torch.dtype) -> Values:
             for dtype in dtypes:
                 # what is finite stays so
                 most = torch.finfo(dtype).max
-                value = torch.where(value.isinf(), value, value.clamp(-most, most)).to(dtype)
+                finite = value.double().clamp(-most, most)
+                value = torch.where(value.isinf(), value.double(), finite).to(dtype)
             converted[name] = value
     return converted
 

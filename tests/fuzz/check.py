@@ -375,7 +375,9 @@ def _broken_rows(call: Call, values: Values, where: str) -> Tensor:
     sizes = values[names[0]].shape[-2], values[names[1]].shape[-2 if names[1] == "key" else -1]
     shape = (*leading_axes(values), *sizes)
     broken = torch.zeros(shape, dtype=torch.bool)
-    wrong = ~(values[where] < math.inf) if where in ("mask", "scores") else ~values[where].isfinite()
+    wrong = (
+        ~(values[where] < math.inf) if where in ("mask", "scores") else ~values[where].isfinite()
+    )
     if where in ("mask", "scores"):
         broken = broken | wrong
     elif where == "query":

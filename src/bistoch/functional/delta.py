@@ -73,7 +73,7 @@ def delta_attention(
     attend = _inner(operator, inner, "attention")
     n, e = query.shape[-2], value.shape[-1]
     if n == 0:
-        return query @ key.mT @ value
+        return query @ key.mT @ value.to(query.dtype)
     value = tokens.sort(value)
     with full_precision(query.device):
         output = _sparse_rows(attend, tokens, value, rule)

@@ -64,7 +64,7 @@ def wasserstein_attention(
     """
     operator = "wasserstein_attention"
     batch = _inputs.check_tokens(operator, query, key, value)
-    longer = _longer_tokens(operator, query, key, query_variance, key_variance, key_mask)
+    longer = _longer_tokens(operator, batch, query, key, query_variance, key_variance, key_mask)
     options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
     options = _for_longer_tokens(operator, options, batch, query)
     value = value.to(longer[0].dtype)
@@ -101,7 +101,7 @@ def wasserstein_plan(
     """
     operator = "wasserstein_plan"
     batch = _inputs.check_tokens(operator, query, key)
-    longer = _longer_tokens(operator, query, key, query_variance, key_variance, key_mask)
+    longer = _longer_tokens(operator, batch, query, key, query_variance, key_variance, key_mask)
     options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
     options = _for_longer_tokens(operator, options, batch, query)
     return make_plan(operator, *longer, options, backend).to(query.dtype)
@@ -144,7 +144,7 @@ def wasserstein_moments(
     operator = "wasserstein_moments"
     batch = _inputs.check_tokens(operator, query, key, value)
     _inputs.check_variance(operator, "value_variance", value_variance, value)
-    longer = _longer_tokens(operator, query, key, query_variance, key_variance, key_mask)
+    longer = _longer_tokens(operator, batch, query, key, query_variance, key_variance, key_mask)
     options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
     options = _for_longer_tokens(operator, options, batch, query)
     problem = pose(operator, batch, *longer, options)
@@ -157,13 +157,14 @@ def wasserstein_moments(
         # softmax made rows of one; what they really sum to is the sum of squares of the plan
         dead = (found.row == -torch.inf) | (share.row == -torch.inf)
         log_sum = 2 * found.row.masked_fill(dead, 0) - share.row.masked_fill(dead, 0)
-        variance = share.output * log_sum.exp()[..., None]
+        # never above one, but the potentials of large scores are rounded
+        variance = share.output * log_sum.clamp_max(0).exp()[..., None]
     mean, variance = (x.reshape(*batch, *x.shape[1:]) for x in (found.output, variance))
     return Gaussian(mean.to(query.dtype), variance.to(query.dtype))
 
 
 def _longer_tokens(
-    operator, query, key, query_variance, key_variance, key_mask
+    operator, batch, query, key, query_variance, key_variance, key_mask
 ) -> tuple[Tensor, Tensor]:
     """Tokens whose dot product is minus half the squared distance, up to a constant of the row.
 
@@ -174,7 +175,6 @@ def _longer_tokens(
     ):  # fmt: skip
         if variance is not None:
             _inputs.check_variance(operator, name, variance, tokens)
-    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
     if key_mask is not None:
         _inputs.check_padding(operator, "key_mask", key_mask, (*batch, key.shape[-2]), key.device)
     with full_precision(query.device):
