@@ -35,23 +35,6 @@ def test_help_names_every_verb():
     assert "show" in result.stdout
 
 
-def imported_by(preparation):
-    """The modules that `bistoch --help` has imported when it is done."""
-    code = preparation + "\nimport sys\nfrom bistoch.cli import app\n"
-    code += "app(['--help'], standalone_mode=False)\nprint('IMPORTED', *sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    return set(done.stdout.split("IMPORTED")[1].split())
-
-
-def test_help_imports_torch_in_no_verb():
-    # the package itself is left out here, so that this is about cli alone
-    bare = "import sys, types\nsys.modules['bistoch'] = package = types.ModuleType('bistoch')\n"
-    bare += f"package.__path__ = [{str(SOURCE)!r}]"
-    assert not {"torch", "numpy", "matplotlib"} & imported_by(bare)
-
-
 def test_list_shows_every_row():
     result = run("list")
     assert result.exit_code == 0

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bistoch.functional import _inputs
+from bistoch.functional._backend import assume_constant_result
 from bistoch.functional._inputs import Mask
 from bistoch.functional._masks import read_bias
 from bistoch.functional._nonfinite import Pairs, clean, show
@@ -329,7 +330,7 @@ def _inner(operator: str, text: str, part: str) -> Callable[..., Tensor]:
 
 
 # the same text always means the same operator: a compiler need not look inside
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _read(operator: str, text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
     _inputs.check_text(operator, "inner", text, "softmax(eps=0.5)")
     return _read_text(operator, text)

@@ -284,7 +284,7 @@ def test_only_the_model_and_only_this_thread():
         other(q, q, q)
         thread = threading.Thread(target=lambda: model(q, q, q))
         thread.start()
-        thread.join()
+        thread.join(60)
         assert not seen.plans
         model(q, q, q)
     assert len(seen.plans) == 1

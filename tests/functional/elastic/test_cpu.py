@@ -1,6 +1,7 @@
 """The CPU kernels: every strategy against the reference, and safe in real programs."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -97,7 +98,8 @@ def test_a_forked_child_computes_after_its_parent():
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        # leave by _exit alone: this process is a copy of the test runner
+        # leave by _exit alone: this process is a copy of the test runner; and do not wait for ever
+        signal.alarm(60)
         found = bistoch.elastic_attention(q, k, v, backend="cpu")
         os.write(write, b"same" if torch.equal(found, wanted) else b"else")
         os._exit(0)
@@ -120,7 +122,7 @@ class Batches(torch.utils.data.Dataset):
 def test_data_loader_workers_before_and_after_the_parent():
     for _ in range(2):
         loader = torch.utils.data.DataLoader(
-            Batches(), num_workers=1, multiprocessing_context="fork"
+            Batches(), num_workers=1, multiprocessing_context="fork", timeout=120
         )
         assert [batch[0, 0, 0, 0].item() for batch in loader] == pytest.approx([1.0, 2.0])
         bistoch.elastic_attention(*tokens(), backend="cpu")
@@ -128,7 +130,7 @@ def test_data_loader_workers_before_and_after_the_parent():
 
 def run_python(code):
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
 def test_without_a_folder_for_its_cache_a_kernel_still_compiles():

@@ -240,3 +240,17 @@ def test_contenders_get_their_tensors_on_the_device(tmp_path):
     entry = Entry(Contender("mine", prepare, "softmax"), Setting())
     measure(case, "forward", [entry], Pace(), Answers(tmp_path), device=torch.device("meta"))
     assert {x.device.type for x in seen} == {"meta"}
+
+
+def test_a_process_that_hangs_is_a_cell(tmp_path, monkeypatch):
+    program = tmp_path / "hangs"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(worker.sys, "executable", str(program))
+    monkeypatch.setattr(worker, "PATIENCE", 0.1)
+    group = next(iter(plan._peer_groups(TINY)))
+    child = worker.Worker(1, TINY.pace, tmp_path)
+    cells = child.measure(group.case, group.direction, group.entries[1:])
+    assert all("after 0.1 s without an answer" in cell.reason for cell in cells)
+    assert not child.alive
+    child.close()

@@ -64,7 +64,7 @@ def server(monkeypatch):
     yield server
     server.go_on.set()
     server.shutdown()
-    thread.join()
+    thread.join(60)
     server.server_close()
 
 
@@ -230,7 +230,7 @@ def test_killed_in_the_middle(row, server, tmp_path):
     while not left(tmp_path) and time.monotonic() < until:
         time.sleep(0.01)
     child.send_signal(signal.SIGKILL)
-    child.wait()
+    child.wait(60)
     (part,) = left(tmp_path)
     assert part.endswith(".part")
     assert find(row) is None
@@ -256,7 +256,7 @@ def test_several_fetch_at_once(row, server, tmp_path):
         time.sleep(0.01)
     server.go_on.set()
     for thread in threads:
-        thread.join()
+        thread.join(60)
     assert told == [[tmp_path / "cache" / NAME]] * 4
     assert left(tmp_path) == ["data.bin"]
     assert (tmp_path / "cache" / NAME).read_bytes() == CONTENT

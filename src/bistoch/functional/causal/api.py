@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bistoch.functional import _inputs
-from bistoch.functional._backend import HAS_NUMBA, choose_backend
+from bistoch.functional._backend import HAS_NUMBA, assume_constant_result, choose_backend
 from bistoch.functional._inputs import Mask, Option
 from bistoch.functional._nonfinite import show
 from bistoch.functional.causal import operator as kernels
@@ -144,6 +144,6 @@ def _fastest(stream: Stream) -> str:
 
 
 # a number of the machine: nothing for a compiler to trace
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _threads() -> int:
     return torch.get_num_threads()

@@ -6,7 +6,6 @@ already keeps warm: no second pool competes for the cores, and `torch.set_num_th
 
 import ctypes
 import hashlib
-import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
@@ -18,6 +17,8 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
+
+from bistoch._fork import openmp_library, use_one_thread_after_a_lost_team
 
 # infinities are ordinary here, NaN never occurs: everything of fastmath but "ninf" and "afn"
 FAST = {"nnan", "nsz", "reassoc", "contract", "arcp"}
@@ -323,27 +324,16 @@ def _address(function) -> int:
 @cache
 def team_entry() -> tuple[int, int]:
     """Addresses in torch's OpenMP runtime: start a team, and tell a member's number; or zeros."""
-    folder = Path(torch.__file__).parent / "lib"
-    for candidate in (*map(str, sorted(folder.glob("libgomp*"))), "libgomp.so.1"):
-        try:
-            library = ctypes.CDLL(candidate)
-            functions = library.GOMP_parallel, library.omp_get_thread_num
-        except (OSError, AttributeError):
-            continue
-        start, number = map(_address, functions)
-        return start, number
-    return 0, 0
-
-
-_PROCESS = os.getpid()
+    library = openmp_library()
+    if library is None:
+        return 0, 0
+    return _address(library.GOMP_parallel), _address(library.omp_get_thread_num)
 
 
 def threads() -> int:
-    """How many threads kernels may use: torch's number, or one in a forked child.
-
-    The team does not survive a fork; waiting for it would hang.
-    """
-    return 1 if os.getpid() != _PROCESS else torch.get_num_threads()
+    """How many threads kernels may use: torch's number."""
+    use_one_thread_after_a_lost_team()
+    return torch.get_num_threads()
 
 
 def run(body: int, job: int, team: int) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bistoch.functional._backend import assume_constant_result
 from bistoch.functional.elastic import cpu, gradient, streaming
 from bistoch.functional.elastic.cpu import kernel_module
 from bistoch.functional.elastic.operator import Gradients, Upstream, refuse_tangents
@@ -28,7 +29,7 @@ def fits(problem: Problem) -> bool:
 
 
 # a number of the machine and the sizes: nothing for a compiler to trace
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _workspace(n: int, m: int, iters: int, element_size: int) -> int:
     elements = kernel_module("cpu_lanes").group_elements(n, m, iters, True)
     return kernel_module("cpu_runtime").threads() * elements * element_size

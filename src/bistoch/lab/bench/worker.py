@@ -6,9 +6,11 @@ softmax attention in a process that loads nothing else.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +21,9 @@ from bistoch.lab.bench.cases import Case, Direction, Setting
 from bistoch.lab.bench.contenders import SDPA, attention_contenders
 from bistoch.lab.bench.measure import Cell, Entry, Pace, measure, new_cell
 from bistoch.lab.bench.peers import peer_contenders
+
+# seconds that the contenders of a package may take over one case: one that hangs is ended
+PATIENCE = 1800.0
 
 
 class Worker:
@@ -58,7 +63,13 @@ class Worker:
             raise BrokenPipeError
         stdin.write(line + "\n")
         stdin.flush()
-        return stdout.readline()
+        # when the process is gone, there is nothing more to read, and reading ends
+        ending = threading.Timer(PATIENCE, self._process.kill)
+        ending.start()
+        try:
+            return stdout.readline()
+        finally:
+            ending.cancel()
 
     @property
     def alive(self) -> bool:
@@ -71,11 +82,13 @@ class Worker:
             self._process.communicate(timeout=30)
         except (subprocess.TimeoutExpired, BrokenPipeError, ValueError):
             self._process.kill()
-            self._process.wait()
+            self._process.wait(30)
         self._errors.close()
 
     def _last_words(self) -> str:
-        code = self._process.wait()
+        code = self._process.wait(30)
+        if code == -signal.SIGKILL:
+            return f"ended from outside, or after {PATIENCE:g} s without an answer"
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return lines[-1][:200] if lines else f"exit code {code}"
