@@ -8,7 +8,7 @@ from io import BytesIO
 import pytest
 from typer.testing import CliRunner
 
-import bistoch.lab.data.places as places
+import bistoch.lab.data.locations as places
 from bistoch.cli import app
 from bistoch.lab.data import DATASETS
 from bistoch.lab.data.entry import File, Form

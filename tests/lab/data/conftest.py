@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-import bistoch.lab.data.places as places
+import bistoch.lab.data.locations as places
 from bistoch.lab.data import DataMissingError, load
 from bistoch.lab.data.entry import Entry, File, Form
 

@@ -188,5 +188,5 @@ def test_a_name_of_the_table_wins_over_a_folder_called_so(tmp_path, monkeypatch)
     assert load("shapes").kind == "points"
     with pytest.raises(DataError, match="'' is neither a data set nor a file"):
         load("")
-    with pytest.raises(DataError, match="one folder of pictures per class"):
+    with pytest.raises(DataError, match="one folder of images per class"):
         load("./shapes")

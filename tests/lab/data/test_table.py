@@ -6,12 +6,12 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from making.small_fashion import write_small
 
 from bistoch.lab.data import DATASETS, Corpus, Dataset, Pairs, Series, load
 from bistoch.lab.data.loading import CorpusName, LabelledName, SeriesName
-from bistoch.lab.data.packed import sha256_of
-from bistoch.lab.data.places import SHIPPED
-from bistoch.lab.data.small import write_small
+from bistoch.lab.data.locations import SHIPPED
+from bistoch.lab.data.read_files import sha256_of
 
 LABELLED = {"images", "points", "tokens", "text"}
 FILES = [file for entry in DATASETS.values() for form in entry.forms for file in form.files]

@@ -92,7 +92,7 @@ def test_train_eval_and_predict_pictures(pictures, tmp_path):
         (tmp_path / "large.png", "must be a uint8 image of 6 x 5 (height x width)"),
         (tmp_path / "none", "there is no image ("),
         (tmp_path / "nowhere.png", "does not exist"),
-        (tmp_path / "words.csv", "words.csv is cut or damaged, or not a picture (its kind is"),
+        (tmp_path / "words.csv", "words.csv is cut or damaged, or not an image (its kind is"),
     ):
         refused = run("predict", out, path)
         assert refused.exit_code == 2

@@ -1,4 +1,4 @@
-"""A row of the table of data sets, and the forms in which its files may lie on a disk."""
+"""A row of the table of data sets, and the files it may be read from."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class File:
     """One file: its path below a data folder, its size in bytes and its checksum.
 
     `url` is the official address of exactly these bytes, if there is one. `repacked` is the
-    checksum of the same content packed by somebody else.
+    checksum of the same content compressed by somebody else.
     """
 
     path: str
@@ -26,14 +26,14 @@ class File:
 
 @dataclass(frozen=True)
 class Form:
-    """One way the data lie on a disk: the files, and what reads them, given their real paths."""
+    """One set of files with the data, and the function that reads them, given their paths."""
 
     read: Callable[["Entry", Mapping[str, Path]], Loaded]
     files: tuple[File, ...]
 
     @property
     def official(self) -> bool:
-        """Whether every file can be fetched from its official address."""
+        """Whether every file can be downloaded from its official address."""
         return all(file.url for file in self.files)
 
     @property
@@ -44,7 +44,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set: what it is, where it comes from, what may be done with it, and how it lies.
+    """A data set: what it is, its source and licence, and the forms it can be read from.
 
     `counts` are samples of each split: characters or bytes of a corpus, rows of a series.
     """
@@ -62,5 +62,5 @@ class Entry:
 
     @property
     def official(self) -> Form | None:
-        """The form that can be fetched, if there is one."""
+        """The form that can be downloaded, if there is one."""
         return next((form for form in self.forms if form.official), None)

@@ -1,12 +1,13 @@
-"""What a data set is once it is loaded: one frozen class for each kind."""
+"""What `load` returns: one frozen class for each kind of data."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
 
-# an array or a list of strings, as `kind` says; a union would make every caller tell them apart
+# an array or a list of strings, as `kind` says; with a union every caller would have to check
 Samples = Any
 Labels = Int[np.ndarray, "n"]
 
@@ -38,10 +39,26 @@ class Dataset:
     x_valid: Samples | None = None
     y_valid: Labels | None = None
 
+    @classmethod
+    def from_splits(
+        cls,
+        name: str,
+        kind: Any,
+        x: Mapping[str, Samples],
+        y: Mapping[str, Labels],
+        classes: tuple[str, ...],
+    ) -> "Dataset":
+        """A data set from samples and labels by split; "valid" may be missing."""
+        labels = {split: np.asarray(numbers, np.int64) for split, numbers in y.items()}
+        return cls(
+            name, kind, x["train"], labels["train"], x["test"], labels["test"], classes,
+            x.get("valid"), labels.get("valid"),
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Corpus:
-    """Running text for language modelling: strings, or bytes where the unit is the byte."""
+    """Text for language modelling: strings, or bytes where the unit is the byte."""
 
     name: str
     kind: Literal["corpus"]
@@ -63,7 +80,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Series:
-    """Several quantities over time, with the usual borders between train, valid and test.
+    """Several columns of numbers over time, with the usual borders of train, valid and test.
 
     `borders` are the ends of train, valid and test, counted in rows from the start. A forecast is
     of the split its first predicted row lies in; what it looks back at may lie before the border.

@@ -1,4 +1,4 @@
-"""One door to all data: a name of the table, or a path to your own."""
+"""Load data: by a name of the table, or by the path of your own."""
 
 import difflib
 from os import PathLike, fspath
@@ -7,9 +7,9 @@ from typing import Any, Literal, overload
 
 from bistoch.lab.data.entry import Entry, Loaded
 from bistoch.lab.data.kinds import Corpus, DataError, Dataset, Pairs, Series
+from bistoch.lab.data.locations import find, missing
 from bistoch.lab.data.own import load_own
-from bistoch.lab.data.packed import check_whole
-from bistoch.lab.data.places import find, missing
+from bistoch.lab.data.read_files import check_whole
 from bistoch.lab.data.table import DATASETS
 
 LabelledName = Literal[
@@ -33,13 +33,13 @@ def load(source: str | PathLike[str]) -> Any: ...
 def load(source: str | PathLike[str]) -> Loaded:
     """A data set: by its name in the table, or by the path of data of your own.
 
-    Files of the table are looked for in BISTOCH_DATA, the cache, the system's packages and this
-    package, and their checksums are compared with the table. Nothing is fetched: that is what
-    `bistoch data get` is for.
+    Files of the table are searched in BISTOCH_DATA, the cache, the system's packages and this
+    package, and their checksums are compared with the table. Nothing is downloaded: that is what
+    `bistoch data get` does.
 
     Args:
         source: a name, see `bistoch data list`, or a path: an .npz file of arrays, a folder with
-            one folder of pictures per class, a .csv, .tsv or .jsonl file of sentences and labels,
+            one folder of images per class, a .csv, .tsv or .jsonl file of texts and labels,
             a .csv file of dates and numbers, a .txt file.
 
     >>> data = load("fashion-mnist-small")
@@ -47,7 +47,7 @@ def load(source: str | PathLike[str]) -> Loaded:
     ((4000, 28, 28), dtype('uint8'), 'Ankle boot')
     """
     name = fspath(source)
-    # no name at all would be the folder one stands in
+    # an empty name would be the working directory
     if name and name not in DATASETS and Path(name).expanduser().exists():
         return load_own(Path(name).expanduser())
     entry = entry_of(name)

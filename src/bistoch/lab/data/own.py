@@ -1,22 +1,22 @@
-"""Your own data, by path: what the file is called says how it is read."""
+"""Your own data by path: the name of the file says how it is read."""
 
 from pathlib import Path
 
 from bistoch.lab.data.entry import Loaded
 from bistoch.lab.data.kinds import Corpus, DataError
 from bistoch.lab.data.own_arrays import read_own_arrays
-from bistoch.lab.data.own_pictures import read_own_pictures
+from bistoch.lab.data.own_images import read_own_images
 from bistoch.lab.data.own_text import read_own_text
-from bistoch.lab.data.packed import form_of, read_table, read_text
+from bistoch.lab.data.read_files import form_of, read_table, read_text
 from bistoch.lab.data.read_series import parse_series
 
-KINDS = ".npz, .csv, .tsv, .jsonl, .txt (the last four also as .gz or .xz), or a folder of pictures"
+KINDS = ".npz, .csv, .tsv, .jsonl, .txt (the last four also as .gz or .xz), or a folder of images"
 
 
 def load_own(path: Path) -> Loaded:
     """Read a file or a folder of yours; see the page on data for what each must look like."""
     if path.is_dir():
-        return read_own_pictures(path)
+        return read_own_images(path)
     form = form_of(path)
     if path.suffix.lower() == ".npz":
         return read_own_arrays(path)

@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 
 from bistoch.lab.data.kinds import DataError, Dataset
-from bistoch.lab.data.labels import Labelled, class_names, class_numbers
-from bistoch.lab.data.packed import read_arrays
+from bistoch.lab.data.own_labels import Labelled, class_names, class_numbers
+from bistoch.lab.data.read_files import read_arrays
 
 Kind = Literal["images", "points"]
 
@@ -32,10 +32,7 @@ def read_own_arrays(path: Path) -> Dataset:
     kind = _kind(path, arrays["x_train"])
     x = {split: _samples(path, split, arrays, kind) for split in splits}
     y, classes = _labels(path, splits, arrays)
-    return Dataset(
-        path.stem, kind, x["train"], y["train"], x["test"], y["test"], classes,
-        x.get("valid"), y.get("valid"),
-    )  # fmt: skip
+    return Dataset.from_splits(path.stem, kind, x, y, classes)
 
 
 def _kind(path: Path, x: np.ndarray) -> Kind:

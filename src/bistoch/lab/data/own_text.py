@@ -1,4 +1,4 @@
-"""Your own sentences: a CSV, TSV or JSONL file with text and label, and split if you have one."""
+"""Your own texts: a CSV, TSV or JSONL file with text and label, and split if you have one."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bistoch.lab.data.kinds import DataError, Dataset
-from bistoch.lab.data.labels import Labelled, class_names, class_numbers
-from bistoch.lab.data.packed import read_table, read_text
-from bistoch.lab.data.split import held_out
+from bistoch.lab.data.own_labels import Labelled, class_names, class_numbers, held_out
+from bistoch.lab.data.read_files import read_table, read_text
 
 SPLITS = {
     "train": "train", "test": "test", "valid": "valid", "val": "valid", "validation": "valid",
@@ -29,7 +28,7 @@ class Row(NamedTuple):
 
 
 def read_own_text(path: Path, form: str) -> Dataset:
-    """Sentences with labels; without a column `split`, one in five of each class is held out."""
+    """Texts with labels; without a column `split`, one in five of each class is held out."""
     reading = _json_rows(path) if form == ".jsonl" else _table_rows(path, form)
     rows = [_row(path, line, fields) for line, fields in reading]
     labels = [Labelled(row.label, f"line {row.line}") for row in rows]
@@ -47,14 +46,11 @@ def read_own_text(path: Path, form: str) -> Dataset:
         s: class_numbers([labels[i] for i in which], classes, str(path))
         for s, which in chosen.items()
     }
-    return Dataset(
-        path.name.split(".")[0], "text", x["train"], y["train"], x["test"], y["test"], classes,
-        x.get("valid"), y.get("valid"),
-    )  # fmt: skip
+    return Dataset.from_splits(path.name.split(".")[0], "text", x, y, classes)
 
 
 def read_texts(path: Path, form: str) -> list[tuple[int, str]]:
-    """Sentences that need no labels, each with the number of its line."""
+    """Texts that need no labels, each with the number of its line."""
     reading = _json_rows(path) if form == ".jsonl" else _table_rows(path, form, ("text",))
     return [(line, _text(path, line, fields)) for line, fields in reading]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bistoch.lab.data.kinds import DataError, Series
-from bistoch.lab.data.packed import read_table
+from bistoch.lab.data.read_files import read_table
 
 if TYPE_CHECKING:
     from bistoch.lab.data.entry import Entry

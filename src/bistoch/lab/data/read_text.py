@@ -1,4 +1,4 @@
-"""Readers of labelled sentences, sentences in several languages, and running text."""
+"""Readers of labelled texts, sentences in several languages, and corpora."""
 
 import json
 import tarfile
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bistoch.lab.data.kinds import Corpus, DataError, Dataset, Pairs
-from bistoch.lab.data.packed import cut_or_broken, read_bytes, read_lines, read_text
+from bistoch.lab.data.read_files import damage_errors, read_bytes, read_lines, read_text
 
 if TYPE_CHECKING:
     from bistoch.lab.data.entry import Entry
@@ -19,23 +19,10 @@ Rows = list[tuple[str, int]]
 
 
 def _dataset(entry: "Entry", train: Rows, test: Rows, valid: Rows | None = None) -> Dataset:
-    def texts(rows: Rows) -> list[str]:
-        return [text for text, _ in rows]
-
-    def labels(rows: Rows) -> np.ndarray:
-        return np.array([label for _, label in rows], np.int64)
-
-    return Dataset(
-        entry.name,
-        "text",
-        texts(train),
-        labels(train),
-        texts(test),
-        labels(test),
-        entry.classes,
-        None if valid is None else texts(valid),
-        None if valid is None else labels(valid),
-    )
+    splits = {"train": train, "test": test} | ({"valid": valid} if valid else {})
+    x = {split: [text for text, _ in rows] for split, rows in splits.items()}
+    y = {split: np.array([label for _, label in rows]) for split, rows in splits.items()}
+    return Dataset.from_splits(entry.name, "text", x, y, entry.classes)
 
 
 def _sentence_and_label(lines: list[str]) -> Rows:
@@ -52,7 +39,7 @@ def read_sst2(entry: "Entry", paths: Mapping[str, Path]) -> Dataset:
 def read_sst2_zip(entry: "Entry", paths: Mapping[str, Path]) -> Dataset:
     """The same two tables inside the archive of GLUE."""
     (path,) = paths.values()
-    with cut_or_broken(path), zipfile.ZipFile(path) as archive:
+    with damage_errors(path), zipfile.ZipFile(path) as archive:
         train, dev = (
             _sentence_and_label(archive.read(f"SST-2/{split}.tsv").decode().strip("\n").split("\n"))
             for split in ("train", "dev")
@@ -84,7 +71,7 @@ def read_imdb_archive(entry: "Entry", paths: Mapping[str, Path]) -> Dataset:
     """The official archive: one file per review, in folders train/pos, train/neg, test/pos, ..."""
     (path,) = paths.values()
     reviews: dict[str, list[tuple[str, str, int]]] = {"train": [], "test": []}
-    with cut_or_broken(path), tarfile.open(path) as archive:
+    with damage_errors(path), tarfile.open(path) as archive:
         for member in archive:
             parts = Path(member.name).parts
             labelled = len(parts) == 4 and parts[2] in {"neg", "pos"} and parts[1] in reviews
@@ -131,7 +118,7 @@ def read_enwik8(entry: "Entry", paths: Mapping[str, Path]) -> Corpus:
     limit = sum(entry.counts.values())
     if path.suffix == ".zip":
         with (
-            cut_or_broken(path),
+            damage_errors(path),
             zipfile.ZipFile(path) as archive,
             archive.open("enwik8") as stream,
         ):

@@ -1,4 +1,4 @@
-"""Data made from a seed: point clouds of solid shapes, and sequences with something to recall."""
+"""Data made from a seed: point clouds of solids, and associative recall."""
 
 import math
 from collections.abc import Callable

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bistoch.lab.data import DataError
 from bistoch.lab.data.own_text import read_texts
-from bistoch.lab.data.packed import form_of, read_array, read_bytes, read_text
+from bistoch.lab.data.read_files import form_of, read_array, read_bytes, read_text
 from bistoch.lab.data.read_images import decode
 from bistoch.lab.text import Vocabulary
 from bistoch.lab.train.classification import draw_points, encode_arrays, encode_texts, pad

@@ -1,4 +1,4 @@
-"""Where data are looked for: BISTOCH_DATA, the cache, system packages, the package itself."""
+"""Where data are searched: BISTOCH_DATA, the cache, system packages, the package itself."""
 
 import os
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ SHIPPED = Path(__file__).parent / "shipped"
 
 @dataclass(frozen=True)
 class Found:
-    """A data set on this machine: the kind of place, the form, and the path of each file."""
+    """A data set on this machine: where it was found, its form, and the path of each file."""
 
     place: str
     form: Form
@@ -31,14 +31,14 @@ def cache_folder() -> Path:
 
 
 def folders() -> dict[str, Path]:
-    """The folders that are looked at, in order; all have the same layout."""
+    """The folders that are searched, in order; all have the same layout."""
     chosen = os.environ.get("BISTOCH_DATA")
     mine = {"BISTOCH_DATA": Path(chosen).expanduser()} if chosen else {}
     return mine | {"cache": cache_folder(), "system": SYSTEM, "package": SHIPPED}
 
 
 def find(entry: Entry) -> Found | None:
-    """The first place that has all files of a form."""
+    """The first folder that has all files of a form."""
     for place, folder in folders().items():
         for form in entry.forms:
             paths = {file.path: folder / file.path for file in form.files}
@@ -48,7 +48,7 @@ def find(entry: Entry) -> Found | None:
 
 
 def missing(entry: Entry) -> DataMissingError:
-    """One sentence: what was looked for, where, and how to get it."""
+    """The error for a missing data set: what was searched, where, and how to get it."""
     forms = " or ".join(", ".join(file.path for file in form.files) for form in entry.forms)
     looked = ", ".join(
         f"{folder} ({place})" for place, folder in folders().items() if place != "package"

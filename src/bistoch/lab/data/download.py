@@ -1,4 +1,4 @@
-"""Fetch files from their official addresses: whole and proven, or not at all."""
+"""Download files from their official addresses: complete and checked, or not at all."""
 
 import hashlib
 import http.client
@@ -17,19 +17,20 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from bistoch import __version__
 from bistoch.lab.data.entry import Entry, File
 from bistoch.lab.data.kinds import DataError
-from bistoch.lab.data.packed import check_whole
-from bistoch.lab.data.places import cache_folder
+from bistoch.lab.data.locations import cache_folder
+from bistoch.lab.data.read_files import check_whole
 from bistoch.lab.files import new_part
 
 CHUNK = 1 << 16
-PATIENCE = 30.0
+TIMEOUT = 30.0
+BY_HAND = "put the file into a folder and set BISTOCH_DATA to that folder"
 
 
 def fetch(entry: Entry, console: Console | None = None) -> list[Path]:
-    """Fetch the official files of a data set into the cache; return where they are.
+    """Download the official files of a data set into the cache; returns their paths.
 
-    A file that is there already is compared with the table and left alone. A new one appears under
-    its name only when it is whole, so several processes may fetch at once.
+    A file that exists is checked and left alone. A new one appears under its name only when it is
+    complete, so several processes may download at once.
     """
     form = entry.official
     if form is None:
@@ -51,13 +52,13 @@ def fetch(entry: Entry, console: Console | None = None) -> list[Path]:
 
 
 def download(name: str, file: File, path: Path, report: Callable[[int], None]) -> None:
-    """Write one file beside its place, prove it, and move it there in one step."""
-    with _disk(name, path):
+    """Write one file under a temporary name, check it, and rename it."""
+    with _disk_errors(name, path):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = new_part(path)
     try:
-        # closing writes what is left in the buffer, so that a full disk may show only there
-        with _disk(name, path), part.open("xb") as stream:
+        # closing writes the rest of the buffer, so that a full disk may show only there
+        with _disk_errors(name, path), part.open("xb") as stream:
             digest, size = _receive(name, file, path, stream, report)
         if size != file.size or digest != file.sha256:
             raise DataError(
@@ -66,10 +67,10 @@ def download(name: str, file: File, path: Path, report: Callable[[int], None]) -
                 "try again, and if it stays so, the file at that address has changed"
             )
         if path.exists():
-            # somebody else was faster
+            # another process was faster
             check_whole(name, file, path)
             return
-        with _disk(name, path):
+        with _disk_errors(name, path):
             os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
@@ -79,13 +80,13 @@ def _receive(
     name: str, file: File, path: Path, stream: IO[bytes], report: Callable[[int], None]
 ) -> tuple[str, int]:
     digest, size = hashlib.sha256(), 0
-    with _network(name, file, lambda: size):
+    with _network_errors(name, file, lambda: size):
         request = urllib.request.Request(
             file.url or "", headers={"User-Agent": f"bistoch/{__version__}"}
         )
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
             while chunk := answer.read(CHUNK):
-                with _disk(name, path):
+                with _disk_errors(name, path):
                     stream.write(chunk)
                 digest.update(chunk)
                 size += len(chunk)
@@ -98,49 +99,48 @@ def _receive(
             f"{name}: {file.url} broke off after {size} of {file.size} bytes; nothing was kept; "
             "try again"
         )
-    with _disk(name, path):
+    with _disk_errors(name, path):
         stream.flush()
         os.fsync(stream.fileno())
     return digest.hexdigest(), size
 
 
 @contextmanager
-def _disk(name: str, path: Path) -> Iterator[None]:
+def _disk_errors(name: str, path: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as refused:
+    except OSError as error:
         raise DataError(
-            f"{name}: cannot write {path}: {refused.strerror or refused}; nothing was kept; free "
-            "some space or set BISTOCH_CACHE to another folder"
-        ) from refused
+            f"{name}: cannot write {path}: {error.strerror or error}; nothing was kept; free some "
+            "space or set BISTOCH_CACHE to another folder"
+        ) from error
 
 
 @contextmanager
-def _network(name: str, file: File, received: Callable[[], int]) -> Iterator[None]:
+def _network_errors(name: str, file: File, received: Callable[[], int]) -> Iterator[None]:
     try:
         yield
     except urllib.error.HTTPError as answer:
         with answer:
             raise DataError(
                 f"{name}: {file.url} answered {answer.code} {answer.reason}; nothing was kept; try "
-                "again later, or put the file into a folder and set BISTOCH_DATA to that folder"
+                f"again later, or {BY_HAND}"
             ) from answer
-    except (OSError, http.client.HTTPException) as broken:
-        reason = getattr(broken, "reason", None) or broken
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
         raise DataError(
             f"{name}: {file.url} cannot be reached or broke off after {received()} of {file.size} "
-            f"bytes ({reason}); nothing was kept; try again, or put the file into a folder and set "
-            "BISTOCH_DATA to that folder"
-        ) from broken
+            f"bytes ({reason}); nothing was kept; try again, or {BY_HAND}"
+        ) from error
 
 
 def _not_official(entry: Entry) -> str:
     if entry.make is not None:
-        return f"{entry.name} is made from a seed when it is loaded; there is nothing to fetch"
+        return f"{entry.name} is made from a seed when it is loaded; there is nothing to download"
     files = entry.forms[0].files
     listed = " and ".join(f"{file.path} (sha256 {file.sha256})" for file in files)
     return (
-        f"{entry.name} has no official file that can be fetched as it is: it is read from "
-        f"{listed}, made from {entry.home}; put that into a folder and set BISTOCH_DATA to it, or "
-        "load a copy of your own by its path"
+        f"{entry.name} has no official file that can be read as it is: it is read from {listed}, "
+        f"made from {entry.home}; put that into a folder and set BISTOCH_DATA to it, or load a "
+        "copy of your own by its path"
     )

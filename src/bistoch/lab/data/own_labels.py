@@ -1,5 +1,6 @@
-"""Labels of your own data: whole numbers or words, turned into places in the list of classes."""
+"""Labels of your own data as class indices, and a test split for data that have none."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from reprlib import repr as short
@@ -8,10 +9,12 @@ import numpy as np
 
 from bistoch.lab.data.kinds import DataError
 
+TEST_SHARE = 5
+
 
 @dataclass(frozen=True)
 class Labelled:
-    """What came with one sample: its label, and where it stood, for the error sentence."""
+    """The label of one sample, and where it was found, for errors."""
 
     label: str
     where: str
@@ -30,14 +33,14 @@ def class_names(train: Sequence[Labelled], source: str) -> tuple[str, ...]:
             f"{len(train)} samples of {len(names)}"
         )
     if all(name.removeprefix("-").isdecimal() and len(name) < 20 for name in names):
-        # 01 and 1 are two names of one value: a set alone would order them anew in every process
+        # 01 and 1 have one value: by value alone their order would change from process to process
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
 
 
 def class_numbers(samples: Sequence[Labelled], classes: tuple[str, ...], source: str) -> np.ndarray:
-    """The place of each label in the list of classes."""
-    order = {name: place for place, name in enumerate(classes)}
+    """The index of each label in the list of classes."""
+    order = {name: index for index, name in enumerate(classes)}
     for sample in samples:
         if sample.label not in order:
             raise DataError(
@@ -45,3 +48,24 @@ def class_numbers(samples: Sequence[Labelled], classes: tuple[str, ...], source:
                 f"train, whose classes are {short(classes)}"
             )
     return np.array([order[sample.label] for sample in samples], np.int64)
+
+
+def held_out(keys: Sequence[str], labels: np.ndarray) -> np.ndarray:
+    """Which samples are test: of each class the fifth whose keys have the smallest checksums.
+
+    The key is the text of a sample or the name of its file. So the split is the same on every
+    machine and for every order of the samples, and equal texts of a class are on the same side.
+
+    >>> held_out(["a", "b", "c", "d", "e", "f"], np.zeros(6, int))
+    array([False, False, False,  True, False, False])
+    """
+    digests = np.array([hashlib.sha256(key.encode()).hexdigest() for key in keys])
+    test = np.zeros(len(keys), bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        count = max(1, round(len(members) / TEST_SHARE))
+        chosen = members[digests[members] <= np.sort(digests[members])[count - 1]]
+        # a class of one text only, however often, stays in train
+        if len(chosen) < len(members):
+            test[chosen] = True
+    return test

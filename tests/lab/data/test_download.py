@@ -14,7 +14,6 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-import bistoch.lab.data.fetching as fetching
 from bistoch.lab.data import DATASETS, DataError, fetch, find
 
 # several chunks, so that what breaks can break in the middle
@@ -155,7 +154,7 @@ def test_nobody_answers(entry, tmp_path, monkeypatch):
 
 
 def test_a_server_that_falls_silent(row, server, tmp_path, monkeypatch):
-    monkeypatch.setattr(fetching, "PATIENCE", 0.2)
+    monkeypatch.setattr(download, "TIMEOUT", 0.2)
     server.go_on.clear()
     with pytest.raises(DataError, match=r"broke off after \d+ of 262144 bytes \(.*timed out\)"):
         fetch(row, quiet())
@@ -184,7 +183,7 @@ def test_a_disk_that_fails_at_the_last_step(row, tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(fetching.os, "replace", refuse)
+    monkeypatch.setattr(download.os, "replace", refuse)
     with pytest.raises(DataError, match=r"cannot write .*data\.bin: No space left .*BISTOCH_CACHE"):
         fetch(row, quiet())
     assert left(tmp_path) == []
@@ -204,7 +203,7 @@ def test_interrupted(row, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetching.download("little", file, tmp_path / "cache" / NAME, interrupt)
+        download.download("little", file, tmp_path / "cache" / NAME, interrupt)
     assert left(tmp_path) == []
 
 
@@ -212,7 +211,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from bistoch.lab.data.entry import File
-from bistoch.lab.data.fetching import download
+from bistoch.lab.data.download import download
 path, size, sha256, url = sys.argv[1:]
 download("little", File("data.bin", int(size), sha256, url), Path(path), lambda n: None)
 """

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bistoch.lab.data import DataError
-from bistoch.lab.data.packed import read_arrays, read_bytes, read_lines, read_text
+from bistoch.lab.data.read_files import read_arrays, read_bytes, read_lines, read_text
 
 CONTENT = "Grüße, \u2028 an alle\r\n\nzweite Zeile\n".encode() * 7
 PACKED = {"a.gz": gzip.compress(CONTENT), "a.xz": lzma.compress(CONTENT), "a": CONTENT}

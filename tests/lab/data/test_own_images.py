@@ -64,7 +64,7 @@ def test_one_colour_picture_makes_all_colour(paint):
 
 def test_what_is_wrong_with_a_folder_is_named(paint, tmp_path):
     (tmp_path / "pets").mkdir()
-    with pytest.raises(DataError, match="pets must hold one folder of pictures per class"):
+    with pytest.raises(DataError, match="pets must hold one folder of images per class"):
         load(tmp_path / "pets")
     folder = paint("cat/a.png", 1)
     paint("cat/b.png", 1)
@@ -74,17 +74,17 @@ def test_what_is_wrong_with_a_folder_is_named(paint, tmp_path):
     with pytest.raises(DataError, match=r"one size, but this one is 4 x 5 .* is 4 x 3; scale"):
         load(folder)
     (folder / "dog" / "a.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"a\.png is cut or damaged, or not a picture"):
+    with pytest.raises(DataError, match=r"a\.png is cut or damaged, or not an image"):
         load(folder)
     whole = (folder / "cat" / "a.png").read_bytes()
     (folder / "dog" / "a.png").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"a\.png is cut or damaged"):
         load(folder)
     (folder / "dog" / "a.png").unlink()
-    with pytest.raises(DataError, match="the class 'dog' has no pictures"):
+    with pytest.raises(DataError, match="the class 'dog' has no images"):
         load(folder)
     (folder / "dog" / "deeper").mkdir()
-    with pytest.raises(DataError, match="deeper: a class may hold pictures only"):
+    with pytest.raises(DataError, match="deeper: a class may hold images only"):
         load(folder)
     (folder / "train").mkdir()
     with pytest.raises(DataError, match="both folders train and test, or neither, but test is"):
@@ -97,7 +97,7 @@ def test_a_picture_of_more_bits_is_refused_and_not_spoiled(tmp_path, dtype):
     (tmp_path / "b").mkdir()
     for name in ("a/0", "a/1", "b/0", "b/1"):
         Image.fromarray(np.full((5, 7), 900, dtype)).save(tmp_path / f"{name}.tif")
-    with pytest.raises(DataError, match=r"0\.tif: pictures must have 8 bits for each colour"):
+    with pytest.raises(DataError, match=r"0\.tif: images must have 8 bits for each colour"):
         load(tmp_path)
 
 
@@ -105,7 +105,7 @@ def test_a_picture_too_large_to_be_one(paint, monkeypatch):
     for name in ("a/0.png", "a/1.png", "b/0.png", "b/1.png"):
         folder = paint(name, 9)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3)
-    with pytest.raises(DataError, match=r"\.png is cut or damaged, or not a picture \(.*exceeds"):
+    with pytest.raises(DataError, match=r"\.png is cut or damaged, or not an image \(.*exceeds"):
         load(folder)
 
 

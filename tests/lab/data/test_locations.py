@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-import bistoch.lab.data.places as places
+import bistoch.lab.data.locations as places
 from bistoch.lab.data import DATASETS, DataError, DataMissingError, find, folders, load
 from bistoch.lab.data.entry import Form
 
@@ -114,7 +114,7 @@ def test_a_file_that_may_not_be_read_is_one_sentence(table, entry, put, tmp_path
     def forbidden(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("bistoch.lab.data.packed.sha256_of", forbidden)
+    monkeypatch.setattr("bistoch.lab.data.read_files.sha256_of", forbidden)
     with pytest.raises(DataError, match=r"cannot read .*a\.txt: Permission denied"):
         load(row.name)
 

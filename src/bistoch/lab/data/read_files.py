@@ -1,4 +1,4 @@
-"""Files as they come: checked by their checksum, opened whatever they are packed with."""
+"""Read files: checked by their checksum, plain or compressed, with a limit on their size."""
 
 import csv
 import gzip
@@ -19,16 +19,11 @@ import numpy as np
 from bistoch.lab.data.entry import File
 from bistoch.lab.data.kinds import DataError
 
-# what the readers of packed files raise when the bytes are not what they should be
+# what readers of compressed files raise when the bytes are damaged
 BROKEN = (
-    EOFError,
-    gzip.BadGzipFile,
-    lzma.LZMAError,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zlib.error,
+    EOFError, gzip.BadGzipFile, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, zlib.error,
     UnicodeDecodeError,
-)
+)  # fmt: skip
 # gigabytes that a file may hold once it is unpacked: a small file can unpack to a thousand times
 # its size; BISTOCH_READ_LIMIT sets another limit
 READ_LIMIT = 2.0
@@ -42,8 +37,8 @@ def sha256_of(path: Path) -> str:
 
 
 def check_whole(name: str, file: File, path: Path) -> None:
-    """Refuse a file whose checksum is not one of those in the table."""
-    with cut_or_broken(path):
+    """Raise an error for a file whose checksum is not in the table."""
+    with damage_errors(path):
         found, size = sha256_of(path), path.stat().st_size
     if found not in (file.sha256, file.repacked):
         wanted = " or ".join(known[:12] for known in (file.sha256, file.repacked) if known)
@@ -56,8 +51,8 @@ def check_whole(name: str, file: File, path: Path) -> None:
 
 
 @contextmanager
-def cut_or_broken(path: Path) -> Iterator[None]:
-    """Turn what a reader says of a cut or damaged file into one sentence."""
+def damage_errors(path: Path) -> Iterator[None]:
+    """Turn the errors of a reader about a cut or damaged file into one sentence."""
     try:
         yield
     except BROKEN as broken:
@@ -72,7 +67,7 @@ def cut_or_broken(path: Path) -> Iterator[None]:
 
 
 def check_unpacked(path: Path, size: int) -> None:
-    """Refuse a file that holds more bytes than the limit allows."""
+    """Raise an error for a file with more bytes than the limit."""
     text = os.environ.get("BISTOCH_READ_LIMIT", "")
     try:
         limit = float(text or READ_LIMIT)
@@ -88,7 +83,7 @@ def check_unpacked(path: Path, size: int) -> None:
 
 
 def form_of(path: Path) -> str:
-    """What the name of a file says it is, whatever it is packed with, in lower case.
+    """The suffix of a file without that of its compression, in lower case.
 
     >>> form_of(Path("v1.txt.CSV.gz")), form_of(Path("mine.npz")), form_of(Path("mine"))
     ('.csv', '.npz', '')
@@ -100,7 +95,7 @@ def form_of(path: Path) -> str:
 
 def read_bytes(path: Path, limit: int = -1) -> bytes:
     """The content of a plain, .gz or .xz file; only the first `limit` bytes if given."""
-    with cut_or_broken(path):
+    with damage_errors(path):
         if path.suffix.lower() == ".gz":
             with gzip.open(path) as stream:
                 return _read(stream, path, limit)
@@ -159,7 +154,7 @@ def read_table(path: Path, form: str) -> Iterator[tuple[int, list[str]]]:
 
 def read_arrays(path: Path) -> Mapping[str, np.ndarray]:
     """All arrays of an .npz file by name; pickled objects are refused."""
-    with cut_or_broken(path):
+    with damage_errors(path):
         try:
             with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
                 check_unpacked(path, sum(member.file_size for member in arrays.zip.infolist()))
@@ -177,7 +172,7 @@ def read_arrays(path: Path) -> Mapping[str, np.ndarray]:
 def read_array(path: Path) -> np.ndarray:
     """The array of an .npy file, or the only one of an .npz file, or the one called x or x_test."""
     if path.suffix.lower() == ".npy":
-        with cut_or_broken(path), path.open("rb") as stream:
+        with damage_errors(path), path.open("rb") as stream:
             check_unpacked(path, path.stat().st_size)
             try:
                 array: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)

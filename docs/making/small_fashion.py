@@ -1,17 +1,20 @@
-"""The part of FashionMNIST that ships with the package, and how it was cut from the whole."""
+"""Make the part of FashionMNIST that ships with the package from the whole data set.
+
+Run it in the folder docs: python -m making.small_fashion
+"""
 
 from pathlib import Path
 
 import numpy as np
 
-from bistoch.lab.data.kinds import Dataset
+from bistoch.lab.data import Dataset, load
 
 # of each class, in the order of the whole set
 TRAIN_PER_CLASS, TEST_PER_CLASS = 400, 100
 
 
 def first_of_each_class(labels: np.ndarray, count: int) -> np.ndarray:
-    """The places of the first `count` samples of each class, in ascending order.
+    """The indices of the first `count` samples of each class, in ascending order.
 
     >>> import numpy as np
     >>> first_of_each_class(np.array([1, 1, 0, 1, 0, 0]), 2)
@@ -31,3 +34,7 @@ def write_small(full: Dataset, path: str | Path) -> None:
         x_test=np.asarray(full.x_test)[test],
         y_test=full.y_test[test].astype(np.uint8),
     )
+
+
+if __name__ == "__main__":
+    write_small(load("fashion-mnist"), "fashion-mnist-small.npz")
