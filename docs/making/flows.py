@@ -6,7 +6,7 @@ from making.drawing import PALETTE, decorate, put_table, save, seeded
 from bistoch.flows import flow_variance, heat_flow, step_variance, two_bumps, w2_to_law
 from bistoch.lab.drawing import sheet
 from bistoch.lab.flow import clusters, sweeps
-from bistoch.lab.flow.draw import draw_clouds, draw_densities, draw_order, fitted_order
+from bistoch.lab.flow.figures import draw_clouds, draw_densities, draw_order, fitted_order
 
 
 def flow_mixture() -> None:

@@ -35,6 +35,12 @@ def sheet(
     return figure, figure.subplots(rows, columns, squeeze=False, **shared)
 
 
+def row(count: int, **size: Any) -> Any:
+    """An empty figure of panels side by side, and these panels."""
+    figure, axes = sheet(1, count, **size)
+    return figure, axes[0]
+
+
 def tidy(axes: Any, title: str = "", xlabel: str = "", ylabel: str = "") -> None:
     """Give a panel its words and a quiet frame."""
     axes.set_title(title, fontsize=10, color=INK, loc="left")

@@ -18,7 +18,7 @@ def run(*words):
 
 
 def tables(folder):
-    return json.loads((folder / "flow.json").read_text())["tables"]
+    return json.loads((folder / "report.json").read_text())["tables"]
 
 
 def test_points_from_a_file(tmp_path):
@@ -29,7 +29,7 @@ def test_points_from_a_file(tmp_path):
     )
     assert result.exit_code == 0, result.output
     assert (out / "report.html").read_text().count("<img") == 3
-    assert (out / "points.gif").read_bytes().startswith(b"GIF89a")
+    assert (out / "figures" / "points.gif").read_bytes().startswith(b"GIF89a")
     rows = tables(out)["W2 to the exact heat flow of the points"]["rows"]
     # as near as two draws of the truth
     assert all(row[1] < 2 * row[2] + 1e-6 for row in rows)
@@ -81,7 +81,7 @@ def test_csv_and_shapes(tmp_path):
 
 def test_orders_without_sampling_are_those_of_the_expansion():
     from bistoch.flows import two_bumps
-    from bistoch.lab.flow.draw import fitted_order
+    from bistoch.lab.flow.figures import fitted_order
 
     small, large = (0.1, 0.05), (0.2, 0.1)
     assert 2.6 < fitted_order(small, sweeps.one_step_errors(two_bumps(), small)) < 3.2

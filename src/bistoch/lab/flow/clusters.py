@@ -5,14 +5,14 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import track as watch
 from torch import Tensor
 
 from bistoch.analysis import metrics
 from bistoch.flows import barycentric_projection
-from bistoch.lab.drawing import sheet, tidy
-from bistoch.lab.flow.draw import draw_clouds, draw_curves
-from bistoch.lab.flow.page import Page
+from bistoch.lab.drawing import sheet
+from bistoch.lab.flow.figures import draw_clouds, draw_curves
+from bistoch.lab.flow.report import FlowReport
+from bistoch.lab.progress import progress
 
 LAMS = {"softmax (lam = 0)": 0.0, "elastic (lam = 0.5)": 0.5, "sinkhorn (lam = 1)": 1.0}
 MEASURES = {
@@ -67,9 +67,10 @@ def run_cluster(
     *, n: int, dim: int, eps: float, depth: int, skip: float, seed: int, out: Path, console: Console
 ) -> Path:
     """Tokens in the plane as pictures, tokens on a sphere as curves, for three elasticities."""
-    out.mkdir(parents=True, exist_ok=True)
-    words = f"--n {n} --dim {dim} --eps {eps:g} --depth {depth} --skip {skip:g} --seed {seed}"
-    page = Page("Tokens under layers of attention", f"bistoch flow cluster {words}", out, console)
+    report = FlowReport(
+        "cluster", "Tokens under layers of attention", out, console, n=n, dim=dim, eps=eps,
+        depth=depth, skip=skip, seed=seed,
+    )  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
     plane = torch.randn(n, 2, dtype=torch.float64, generator=generator)
     tokens = torch.randn(n, dim, dtype=torch.float64, generator=generator)
@@ -80,13 +81,16 @@ def run_cluster(
 
     pictures: dict[str, dict[float, Tensor]] = {}
     curves: dict[tuple[str, str], list[dict[str, float]]] = {}
-    for name, lam in watch(list(LAMS.items()), "layers", console=console, transient=True):
-        flat = layers(plane, eps, depth, lam, skip=0.0, sphere=False)
-        pictures[name] = {float(k): flat[k] for k in _moments(depth)}
-        for label, share in (("no skip", 0.0), (f"skip {skip:g}", skip)):
-            states = layers(tokens, eps * dim, depth, lam, skip=share, sphere=True)
-            curves[name, label] = [measure_tokens(state) for state in states]
-    page.figure(
+    with progress(console, len(LAMS)) as shown:
+        for name, lam in LAMS.items():
+            shown.start(name)
+            flat = layers(plane, eps, depth, lam, skip=0.0, sphere=False)
+            pictures[name] = {float(k): flat[k] for k in _moments(depth)}
+            for label, share in (("no skip", 0.0), (f"skip {skip:g}", skip)):
+                states = layers(tokens, eps * dim, depth, lam, skip=share, sphere=True)
+                curves[name, label] = [measure_tokens(state) for state in states]
+            shown.finish(name)
+    report.figure(
         draw_clouds(pictures, plane[:, 0]),
         "Tokens in the plane after some layers (t counts layers), without skip connections.",
     )
@@ -95,15 +99,14 @@ def run_cluster(
     for line, label in zip(axes, ("no skip", f"skip {skip:g}"), strict=True):
         for panel, (key, title) in zip(line, MEASURES.items(), strict=True):
             rows = {name: [row[key] for row in curves[name, label]] for name in LAMS}
-            draw_curves(panel, steps, rows, {})
-            tidy(panel, f"{title}\n({label})", "layer")
-    page.figure(figure, f"Tokens on a sphere in {dim} dimensions: how attention collapses them.")
-    page.table(
+            draw_curves(panel, steps, rows, f"{title}\n({label})", "layer")
+    report.figure(figure, f"Tokens on a sphere in {dim} dimensions: how attention collapses them.")
+    report.numbers(
         "Tokens on the sphere at the end", ["attention", "skip", *MEASURES],
         [[name, label, *(rows[-1][key] for key in MEASURES)]
          for (name, label), rows in curves.items()],
     )  # fmt: skip
-    return page.write()
+    return report.finish()
 
 
 def _moments(depth: int) -> Sequence[int]:

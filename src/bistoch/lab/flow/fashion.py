@@ -9,12 +9,11 @@ from rich.console import Console
 from torch import Tensor
 
 from bistoch.flows import FlowState, self_transport, self_transport_slope, step_variance, w2_sliced
-from bistoch.lab.drawing import QUIET, sheet, tidy
-from bistoch.lab.flow.animate import animate
-from bistoch.lab.flow.draw import draw_curves, draw_pictures
-from bistoch.lab.flow.page import Page
+from bistoch.lab.drawing import row
+from bistoch.lab.flow.figures import REFERENCES, draw_curves, draw_pictures
 from bistoch.lab.flow.points import noisy
-from bistoch.lab.flow.track import Track, follow
+from bistoch.lab.flow.report import FlowReport
+from bistoch.lab.flow.trajectory import Trajectory
 
 # pictures drawn, and particles whose nearest picture is looked up
 SHOWN, ASKED = 6, 500
@@ -41,40 +40,39 @@ def read_fashion(n: int) -> tuple[Tensor, Tensor, tuple[str, ...]]:
 
 def run_fashion(*, n: int, eps: float, steps: int, lam: float, out: Path, console: Console) -> Path:
     """Pictures in both directions, with what is nearest to them, and what eps means in pixels."""
-    out.mkdir(parents=True, exist_ok=True)
     x, labels, _ = read_fashion(n)
-    command = f"bistoch flow fashion --n {n} --eps {eps:g} --steps {steps} --lam {lam:g}"
-    page = Page("FashionMNIST under attention", command, out, console)
-    _scales(page, x, eps)
-    tracks = {}
-    for way in ("heat", "cluster"):
-        tracks[way] = follow(
-            f"fashion-{way}", x, eps * steps, eps, measure=_measure(x, labels),
-            keep=[eps * k for k in range(steps + 1)], console=console, folder=out, direction=way,
+    report = FlowReport(
+        "fashion", "FashionMNIST under attention", out, console, n=n, eps=eps, steps=steps, lam=lam
+    )
+    _scales(report, x, eps)
+    found = {
+        way: report.follow(
+            f"fashion-{way}", x, eps * steps, eps, _measure(x, labels), keep=steps, direction=way,
             lam=lam,
-        )  # fmt: skip
-        page.warn(tracks[way].warnings)
-    for way, track in tracks.items():
+        )
+        for way in ("heat", "cluster")
+    }  # fmt: skip
+    for way, one in found.items():
         strips = {
-            f"{number}": [points[number].reshape(28, 28) for points in track.snapshots.values()]
+            f"{number}": [points[number].reshape(28, 28) for points in one.snapshots.values()]
             for number in range(min(SHOWN, n))
         }
-        heads = [f"t = {time:.3g}" for time in track.snapshots]
-        page.figure(draw_pictures(strips, heads), f"Six pictures over time, direction {way}.")
-    _variances(page, x, tracks, eps, lam)
-    _table(page, x, tracks)
-    frames = [*reversed(tracks["cluster"].snapshots.values()), *tracks["heat"].snapshots.values()]
+        heads = [f"t = {time:.3g}" for time in one.snapshots]
+        report.figure(draw_pictures(strips, heads), f"Six pictures over time, direction {way}.")
+    _variances(report, x, found, eps, lam)
+    _tables(report, x, found)
 
     def paint(axes: Any, points: Tensor) -> None:
         rows = points[:12].reshape(-1, 6, 28, 28)
-        axes.imshow(torch.cat([torch.cat(list(row), 1) for row in rows], 0).numpy(), cmap="gray")
+        axes.imshow(torch.cat([torch.cat(list(line), 1) for line in rows], 0).numpy(), cmap="gray")
         axes.set_axis_off()
 
-    page.animation(
-        animate(frames, paint, size=(4.8, 1.8), milliseconds=400), "fashion.gif",
-        "From clusters to the pictures to heat, each frame on its own scale of grey.",
+    report.animation(
+        "fashion", "From clusters to the pictures to heat, each frame on its own scale of grey.",
+        [*reversed(found["cluster"].snapshots.values()), *found["heat"].snapshots.values()], paint,
+        size=(4.8, 1.8), milliseconds=400,
     )  # fmt: skip
-    return page.write()
+    return report.finish()
 
 
 def _measure(x: Tensor, labels: Tensor) -> Any:
@@ -98,13 +96,13 @@ def _measure(x: Tensor, labels: Tensor) -> Any:
     return measure
 
 
-def _scales(page: Page, x: Tensor, eps: float) -> None:
-    page.heading("What eps means in pixels")
+def _scales(report: FlowReport, x: Tensor, eps: float) -> None:
+    report.heading("What eps means in pixels")
     # rounding of float32 would be felt at the smallest eps
     some = x[: min(len(x), 1000)].double()
     half = (torch.cdist(some, some).square().sum() / (2 * len(some) * (len(some) - 1))).item()
     values = torch.linalg.eigvalsh(some.T.cov()).clamp_min(0)
-    page.text(
+    report.text(
         f"With pixels in [0, 1] half the mean squared distance of two pictures is {half:.1f}, and "
         f"their largest principal variance {values[-1].item():.1f}. With pixels from 0 to 255 both "
         "are 65025 times as large, and eps = 100 there is eps = 0.0015 here."
@@ -114,13 +112,13 @@ def _scales(page: Page, x: Tensor, eps: float) -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = self_transport(some, scale, tol=1e-3)
-        page.warn([str(warning.message) for warning in caught])
+        report.warn([str(warning.message) for warning in caught])
         slopes = self_transport_slope(values[-3:].flip(0).double(), scale)
         rows.append([
             f"{scale:g}", scale / half, found.self_weight.item(), int(found.iterations),
             *(f"{slope:.3f}" for slope in slopes.tolist()),
         ])  # fmt: skip
-    page.table(
+    report.numbers(
         f"One step on {len(some)} pictures",
         ["eps", "over half the mean squared distance", "self-weight", "passes",
          "B/x, 1st axis (Gaussian)", "2nd", "3rd"],
@@ -128,53 +126,50 @@ def _scales(page: Page, x: Tensor, eps: float) -> None:
     )  # fmt: skip
 
 
-def _variances(page: Page, x: Tensor, tracks: dict[str, Track], eps: float, lam: float) -> None:
-    figure, axes = sheet(1, 2)
-    curves, styles = {}, {}
-    for way, track in tracks.items():
-        curves[way] = track.curve("variance")
+def _variances(
+    report: FlowReport, x: Tensor, found: dict[str, Trajectory], eps: float, lam: float
+) -> None:
+    curves, dashes = {}, {**REFERENCES, "exact heat": ":"}
+    for way, one in found.items():
+        curves[way] = one.curve("variance")
         values = torch.linalg.eigvalsh(x.double().T.cov()).clamp_min(1e-12)
         gaussian = [values.sum().item()]
-        for _ in track.times[1:]:
+        for _ in one.times[1:]:
             values = step_variance(values, eps, lam, way)
             gaussian.append(values.sum().item())
-        name = f"{way}, if Gaussian"
-        curves[name], styles[name] = gaussian, {"linestyle": "--"}
-    heat = tracks["heat"]
-    curves["exact heat"] = [curves["heat"][0] + x.shape[1] * t for t in heat.times]
-    styles["exact heat"] = {"color": QUIET, "linestyle": ":"}
-    draw_curves(axes[0][0], heat.times, curves, styles)
-    axes[0][0].set_yscale("log")
-    tidy(axes[0][0], "total variance", "time")
-    draw_curves(
-        axes[0][1], heat.times, {way: track.curve("distance") for way, track in tracks.items()}, {}
-    )
-    tidy(axes[0][1], "distance to the nearest original", "time")
-    page.figure(
+        curves[f"{way}, if Gaussian"], dashes[f"{way}, if Gaussian"] = gaussian, "--"
+    times = found["heat"].times
+    curves["exact heat"] = [curves["heat"][0] + x.shape[1] * t for t in times]
+    figure, (left, right) = row(2)
+    draw_curves(left, times, curves, "total variance", dashes=dashes)
+    left.set_yscale("log")
+    far = {way: one.curve("distance") for way, one in found.items()}
+    draw_curves(right, times, far, "distance to the nearest original")
+    report.figure(
         figure,
         "Variance against the recursion of a Gaussian with the same covariance, and against the "
         "heat equation: an eps far above the variances of most axes is one giant step.",
     )
 
 
-def _table(page: Page, x: Tensor, tracks: dict[str, Track]) -> None:
-    for way, track in tracks.items():
+def _tables(report: FlowReport, x: Tensor, found: dict[str, Trajectory]) -> None:
+    columns = {
+        "variance": "variance", "mean": "mean pixel", "outside": "outside [0, 1]",
+        "distance": "distance", "itself": "itself nearest", "class": "next of its class",
+        "self_weight": "self- weight", "passes": "passes",
+    }  # fmt: skip
+    for way, one in found.items():
         rows = [
-            [f"{time:g}", row["variance"], row["mean"], row["outside"], row["distance"],
-             row["itself"], row["class"], row["self_weight"], row["passes"]]
-            for time, row in zip(track.times, track.rows, strict=True)
-        ]  # fmt: skip
-        page.table(
-            f"Nearest originals, direction {way}",
-            ["t", "variance", "mean pixel", "outside [0, 1]", "distance", "itself nearest",
-             "next of its class", "self- weight", "passes"],
-            rows,
-        )  # fmt: skip
+            [f"{time:g}", *(line[name] for name in columns)]
+            for time, line in zip(one.times, one.rows, strict=True)
+        ]
+        head = ["t", *columns.values()]
+        report.numbers(f"Nearest originals, direction {way}", head, rows)
     generator = torch.Generator().manual_seed(0)
-    time, end = max(tracks["heat"].times), tracks["heat"].last
+    time, end = max(found["heat"].times), found["heat"].last
     first, second = noisy(x, time, generator), noisy(x, time, generator)
     seeds = [torch.Generator().manual_seed(1) for _ in range(2)]
-    page.table(
+    report.numbers(
         "Sliced W2 at the end", ["flow to noisy pictures", "two draws of noisy pictures"],
         [[w2_sliced(end, first, generator=seeds[0]), w2_sliced(second, first, generator=seeds[1])]],
     )  # fmt: skip

@@ -9,11 +9,9 @@ from rich.console import Console
 from torch import Tensor
 
 from bistoch.flows import FlowState
-from bistoch.lab.drawing import sheet, tidy
-from bistoch.lab.flow.animate import animate
-from bistoch.lab.flow.draw import draw_curves, draw_pictures
-from bistoch.lab.flow.page import Page, check_index
-from bistoch.lab.flow.track import follow
+from bistoch.lab.drawing import row
+from bistoch.lab.flow.figures import draw_curves, draw_pictures
+from bistoch.lab.flow.report import FlowReport, check_index
 
 LAMS = {"mean-shift (lam = 0)": 0.0, "elastic (lam = 0.5)": 0.5, "balanced (lam = 1)": 1.0}
 
@@ -30,7 +28,7 @@ def read_picture(path: Path | None, side: int, index: int) -> Tensor:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise ImportError(
-            'reading a picture needs Pillow; install it with: pip install "bistoch[plot]"'
+            'reading a picture needs Pillow; install it with: pip install "bistoch[images]"'
         ) from None
     if not path.exists():
         raise ValueError(f"flow image: there is no file {str(path)!r}")
@@ -68,58 +66,52 @@ def run_image(
     console: Console,
 ) -> Path:
     """A picture whose pixels attend to each other: clusters smooth it, heat frays it."""
-    out.mkdir(parents=True, exist_ok=True)
     if not contrast > 0:
         raise ValueError(f"flow image: contrast must be positive, but it is {contrast:g}")
     image = read_picture(picture, side, index)
     x = to_particles(image, contrast)
-    source = f"--picture {picture} --side {side}" if picture else f"--index {index}"
-    words = f"--eps {eps:g} --steps {steps} --contrast {contrast:g} --direction {direction}"
-    page = Page("A picture under attention", f"bistoch flow image {source} {words}", out, console)
-    time = eps * steps
-    keep = [time * share / 12 for share in range(13)]
+    own, shipped = (side, None) if picture else (None, index)
+    report = FlowReport(
+        "image", "A picture under attention", out, console, picture=picture, side=own,
+        index=shipped, eps=eps, steps=steps, contrast=contrast, direction=direction,
+    )  # fmt: skip
 
     def measure(state: FlowState) -> dict[str, float]:
         values = state.particles[:, 2] / contrast
         return {"brightness": values.mean().item(), "deviation": values.std().item()}
 
-    tracks = {
-        name: follow(
-            f"image-{lam:g}", x, time, eps, measure=measure, keep=keep, console=console, folder=out,
-            direction=direction, lam=lam,
+    found = {
+        name: report.follow(
+            f"image-{lam:g}", x, eps * steps, eps, measure, keep=12, direction=direction, lam=lam
         )
         for name, lam in LAMS.items()
-    }  # fmt: skip
+    }
     strips, heads = {}, []
-    for name, track in tracks.items():
-        page.warn(track.warnings)
-        chosen = track.some(6)
+    for name, one in found.items():
+        chosen = one.some(6)
         heads = [f"t = {at:.3g}" for at in chosen]
         strips[name.replace(" (", "\n(")] = [
             points[:, 2].reshape(image.shape) / contrast for points in chosen.values()
         ]
-    page.figure(draw_pictures(strips, heads), "Brightness of each pixel's particle over time.")
-    figure, axes = sheet(1, 2)
-    times = next(iter(tracks.values())).times
-    for panel, name in zip(axes[0], ("brightness", "deviation"), strict=True):
-        draw_curves(panel, times, {k: track.curve(name) for k, track in tracks.items()}, {})
-        tidy(panel, {"brightness": "mean brightness", "deviation": "its deviation"}[name], "time")
-    page.figure(figure, "The balanced flow keeps the mean brightness exactly.")
-    page.table(
+    report.figure(draw_pictures(strips, heads), "Brightness of each pixel's particle over time.")
+    figure, panels = row(2)
+    times = next(iter(found.values())).times
+    titles = {"brightness": "mean brightness", "deviation": "its deviation"}
+    for panel, (key, title) in zip(panels, titles.items(), strict=True):
+        draw_curves(panel, times, {name: one.curve(key) for name, one in found.items()}, title)
+    report.figure(figure, "The balanced flow keeps the mean brightness exactly.")
+    report.numbers(
         "Brightness at the end", ["flow", "mean before", "mean after", "deviation after", "passes"],
-        [[name, track.curve("brightness")[0], track.curve("brightness")[-1],
-          track.curve("deviation")[-1], sum(track.curve("passes"))]
-         for name, track in tracks.items()],
+        [[name, one.curve("brightness")[0], one.curve("brightness")[-1],
+          one.curve("deviation")[-1], sum(one.curve("passes"))]
+         for name, one in found.items()],
     )  # fmt: skip
-    balanced = tracks["balanced (lam = 1)"].snapshots
 
     def paint(axes: Any, points: Tensor) -> None:
         axes.scatter(points[:, 1], -points[:, 0], c=points[:, 2], cmap="gray", s=7, linewidths=0)
         axes.set(xticks=[], yticks=[], aspect="equal", facecolor="#e8f0f8")
         axes.set(xlim=(-3, image.shape[1] + 2), ylim=(-image.shape[0] - 2, 3))
 
-    page.animation(
-        animate(balanced.values(), paint, size=(3.6, 3.6)), "image.gif",
-        "Pixels on their way, balanced.",
-    )  # fmt: skip
-    return page.write()
+    frames = found["balanced (lam = 1)"].snapshots.values()
+    report.animation("image", "Pixels on their way, balanced.", frames, paint, size=(3.6, 3.6))
+    return report.finish()

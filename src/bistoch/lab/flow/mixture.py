@@ -1,6 +1,5 @@
 """`bistoch flow mixture`: two bumps that melt into one, as published, and measured."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,11 @@ from rich.console import Console
 from torch import Tensor
 
 from bistoch.flows import FlowState, GaussianMixture, two_bumps, w2_line, w2_to_law
-from bistoch.lab.drawing import PALETTE, QUIET, legend, sheet, tidy
+from bistoch.lab.drawing import PALETTE, QUIET, row, tidy
 from bistoch.lab.flow import sweeps
-from bistoch.lab.flow.animate import animate
-from bistoch.lab.flow.draw import draw_curves, draw_densities, draw_order, name_places
-from bistoch.lab.flow.page import Page
-from bistoch.lab.flow.track import Track, follow
+from bistoch.lab.flow.figures import draw_curves, draw_densities, draw_points, name_places
+from bistoch.lab.flow.report import FlowReport
+from bistoch.lab.flow.trajectory import Trajectory
 
 DRAWS = 20
 
@@ -23,9 +21,10 @@ def run_mixture(
     *, n: int, eps: float, time: float, seed: int, quick: bool, out: Path, console: Console
 ) -> Path:
     """Half N(-2, 1), half N(2, 1) under the heat flow, against the exact law at every time."""
-    out.mkdir(parents=True, exist_ok=True)
-    command = f"bistoch flow mixture --n {n} --eps {eps:g} --time {time:g} --seed {seed}"
-    page = Page("The heat flow of two bumps", command + " --quick" * quick, out, console)
+    report = FlowReport(
+        "mixture", "The heat flow of two bumps", out, console, n=n, eps=eps, time=time, seed=seed,
+        quick=quick,
+    )  # fmt: skip
     law = two_bumps()
     x = law.sample(n, generator=torch.Generator().manual_seed(seed))
 
@@ -39,23 +38,38 @@ def run_mixture(
             "variance": state.particles.var().item(),
         }
 
-    keep = [time * share / 24 for share in range(25)]
-    track = follow("mixture", x, time, eps, measure=measure, keep=keep, console=console, folder=out)
-    page.warn(track.warnings)
-    fresh = _distances(page, law, track, n, time)
-    _panels(page, law, track, n, eps)
-    _quantiles(page, law, track, time)
-    page.animation(_movie(law, track), "mixture.gif", "The flow, with the exact density.")
-    _orders(page, law)
-    _sweep(page, law, time, quick)
-    page.numbers["track"] = {
-        "times": track.times, "rows": track.rows, "fresh": fresh
-    }  # fmt: skip
-    return page.write()
+    found = report.follow("mixture", x, time, eps, measure, keep=24)
+    fresh = _distances(report, law, found, n, time)
+    figure = draw_densities(
+        found.some(5), lambda t, at: law.after(t).density(at[:, None]), f"n = {n}, eps = {eps:g}"
+    )
+    report.figure(figure, "Particles over the exact density.")
+    _quantiles(report, law, found, time)
+    grid = torch.linspace(-8, 8, 300, dtype=torch.float64)
+
+    def paint(axes: Any, frame: tuple[float, Tensor]) -> None:
+        now, points = frame
+        axes.hist(points.flatten().numpy(), bins=70, range=(-8, 8), density=True, color=PALETTE[5])
+        axes.plot(grid, law.after(now).density(grid[:, None]), color=PALETTE[1], linewidth=1.4)
+        axes.set(xlim=(-8, 8), ylim=(0, 0.24))
+        tidy(axes, f"t = {now:.2f}")
+
+    frames = found.snapshots.items()
+    report.animation("mixture", "The flow, with the exact density.", frames, paint)
+    small, large = (0.1, 0.05, 0.025, 0.0125), (0.4, 0.2, 0.1, 0.05)
+    panels = [
+        ("one step", "eps", [("quadrature", small, sweeps.one_step_errors(law, small), 3)]),
+        ("flow to t = 0.8", "eps", [("quadrature", large, sweeps.flow_errors(law, 0.8, large), 2)]),
+        ("score", "eps", [("quadrature", large, sweeps.score_biases(law, large), 1)]),
+    ]
+    report.orders("Orders in eps, without sampling", "Errors of the scheme alone.", panels)
+    _sweep(report, law, time, quick)
+    track = {"times": found.times, "rows": found.rows, "fresh": fresh}
+    return report.finish(track=track)
 
 
 def _distances(
-    page: Page, law: GaussianMixture, track: Track, n: int, time: float
+    report: FlowReport, law: GaussianMixture, found: Trajectory, n: int, time: float
 ) -> dict[float, list[float]]:
     fresh = {}
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
@@ -68,125 +82,66 @@ def _distances(
         )
     rows = []
     for wanted, draws in fresh.items():
-        at = min(range(len(track.times)), key=lambda k: abs(track.times[k] - wanted))
-        row = track.rows[at]
+        at = min(range(len(found.times)), key=lambda k: abs(found.times[k] - wanted))
+        now = found.rows[at]
         rows.append([
-            f"{track.times[at]:.3g}", row["flow"], row["carried"], row["particles"],
+            f"{found.times[at]:.3g}", now["flow"], now["carried"], now["particles"],
             sum(draws) / DRAWS, draws[0], draws[-1],
         ])  # fmt: skip
-    page.table(
+    report.numbers(
         f"W2 to the exact law, n = {n}",
         ["t", "flow", "start carried exactly", "flow to carried", "fresh samples: mean", "least",
          "most"],
         rows,
     )  # fmt: skip
-    figure, axes = sheet(1, 2)
-    left, right = axes[0]
+    figure, (left, right) = row(2)
     times = list(fresh)
     left.fill_between(
         times, [d[0] for d in fresh.values()], [d[-1] for d in fresh.values()], color="#dddddd",
         label=f"{DRAWS} fresh samples of n",
     )  # fmt: skip
-    curves = {"flow": track.curve("flow"), "start, carried exactly": track.curve("carried")}
-    draw_curves(left, track.times, curves, {})
+    curves = {"flow": found.curve("flow"), "start, carried exactly": found.curve("carried")}
+    draw_curves(left, found.times, curves, "W2 to the exact law")
     left.set_ylim(0)
-    tidy(left, "W2 to the exact law", "time")
-    exact = [law.after(t).covariance.item() for t in track.times]
-    styles = {"exact": {"color": QUIET, "linestyle": "--"}}
-    draw_curves(
-        right, track.times, {"particles": track.curve("variance"), "exact": exact}, styles
-    )  # fmt: skip
-    tidy(right, "variance", "time")
-    page.figure(figure, "The flow is as near to the truth as samples of the same size.")
+    exact = [law.after(t).covariance.item() for t in found.times]
+    variances = {"particles": found.curve("variance"), "exact": exact}
+    draw_curves(right, found.times, variances, "variance")
+    report.figure(figure, "The flow is as near to the truth as samples of the same size.")
     return fresh
 
 
-def _panels(page: Page, law: GaussianMixture, track: Track, n: int, eps: float) -> None:
-    figure = draw_densities(
-        track.some(5), lambda t, at: law.after(t).density(at[:, None]), f"n = {n}, eps = {eps:g}"
-    )
-    page.figure(figure, "Particles over the exact density.")
-
-
-def _quantiles(page: Page, law: GaussianMixture, track: Track, time: float) -> None:
-    figure, axes = sheet(1, 2)
-    end = track.last.flatten().sort().values
+def _quantiles(report: FlowReport, law: GaussianMixture, found: Trajectory, time: float) -> None:
+    figure, (left, below) = row(2)
+    end = found.last.flatten().sort().values
     shares = (torch.arange(len(end), dtype=torch.float64) + 0.5) / len(end)
     right = law.after(time).quantile(shares)
-    left, below = axes[0]
     left.plot(right, right, color=QUIET, linewidth=0.9)
     left.plot(right, end, ".", color=PALETTE[0], markersize=2)
     tidy(left, f"quantiles at t = {time:g}", "exact", "particles")
     below.plot(shares, end - right, color=PALETTE[0], linewidth=1)
     below.axhline(0, color=QUIET, linewidth=0.9)
     tidy(below, "particles minus exact", "share of the particles")
-    page.figure(figure, "Quantiles of the particles against those of the exact law.")
+    report.figure(figure, "Quantiles of the particles against those of the exact law.")
 
 
-def _movie(law: GaussianMixture, track: Track) -> bytes:
-    grid = torch.linspace(-8, 8, 300, dtype=torch.float64)
-
-    def paint(axes: Any, frame: tuple[float, Tensor]) -> None:
-        time, points = frame
-        axes.hist(points.flatten().numpy(), bins=70, range=(-8, 8), density=True, color=PALETTE[5])
-        axes.plot(grid, law.after(time).density(grid[:, None]), color=PALETTE[1], linewidth=1.4)
-        axes.set(xlim=(-8, 8), ylim=(0, 0.24))
-        tidy(axes, f"t = {time:.2f}")
-
-    return animate(track.snapshots.items(), paint)
-
-
-def _orders(page: Page, law: GaussianMixture) -> None:
-    figure, axes = sheet(1, 3)
-    small, large = (0.1, 0.05, 0.025, 0.0125), (0.4, 0.2, 0.1, 0.05)
-    rows = []
-    found: Sequence[tuple[str, Sequence[float], list[float], float]] = (
-        ("one step", small, sweeps.one_step_errors(law, small), 3),
-        ("flow to t = 0.8", large, sweeps.flow_errors(law, 0.8, large), 2),
-        ("score", large, sweeps.score_biases(law, large), 1),
-    )
-    for panel, (name, steps, errors, predicted) in zip(axes[0], found, strict=True):
-        fitted = draw_order(panel, steps, errors, name, PALETTE[0], predicted)
-        spoken = f"{steps[0]:g} to {steps[-1]:g}"
-        rows.append([name, predicted, fitted, spoken, f"{errors[0]:.1e}", f"{errors[-1]:.1e}"])
-        legend(panel)
-        tidy(panel, f"{name}, without sampling", "eps")
-    page.table(
-        "Orders in eps, without sampling",
-        ["error", "predicted", "fitted", "eps", "largest error", "smallest"],
-        rows,
-    )
-    page.figure(figure, "Errors of the scheme alone; dashed lines have the predicted slope.")
-
-
-def _sweep(page: Page, law: GaussianMixture, time: float, quick: bool) -> None:
+def _sweep(report: FlowReport, law: GaussianMixture, time: float, quick: bool) -> None:
     steps, sizes = ((0.2, 0.05), (100, 200)) if quick else ((0.2, 0.05, 0.02), (125, 500, 1000))
     rows = sweeps.mixture_sweep(law, time, steps, sizes, seeds=1 if quick else 3)
-    names = ("n", "eps", "flow", "carried", "fresh", "particles", "self_weight")
-    heads = ["n", "eps", "W2 of the flow", "of the start carried", "of fresh samples",
-             "flow to carried", "self-weight"]  # fmt: skip
-    page.table(
-        f"Sweep of eps and n, t = {time:g}", heads, [[row[name] for name in names] for row in rows]
-    )
-    figure, axes = sheet(1, 2)
-    left, right = axes[0]
-    for colour, eps in zip(PALETTE, steps, strict=False):
-        some = [row for row in rows if row["eps"] == eps]
-        left.loglog(
-            sizes, [row["flow"] for row in some], "o-", color=colour, label=f"eps = {eps:g}"
-        )
-    fresh = [row["fresh"] for row in rows if row["eps"] == steps[0]]
-    left.loglog(sizes, fresh, "--", color=QUIET, label="fresh samples")
-    legend(left)
-    name_places(left, sizes)
-    tidy(left, "W2 at the end", "n")
-    generator = torch.Generator().manual_seed(0)
+    columns = {
+        "n": "n", "eps": "eps", "flow": "W2 of the flow", "carried": "of the start carried",
+        "fresh": "of fresh samples", "particles": "flow to carried", "self_weight": "self-weight",
+    }  # fmt: skip
+    lines = [[line[name] for name in columns] for line in rows]
+    report.numbers(f"Sweep of eps and n, t = {time:g}", list(columns.values()), lines)
+    figure, (left, right) = row(2)
+    ends = {f"eps = {eps:g}": [r["flow"] for r in rows if r["eps"] == eps] for eps in steps}
+    ends["fresh samples"] = [r["fresh"] for r in rows if r["eps"] == steps[0]]
+    draw_points(left, sizes, ends, "W2 at the end", "n")
     near = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
-    for colour, (n, errors) in zip(
-        PALETTE, sweeps.score_errors(law, sizes, near, generator).items(), strict=False
-    ):
-        right.loglog(near, errors, "o-", color=colour, label=f"n = {n}")
-    legend(right)
-    name_places(right, near)
-    tidy(right, "score error at the particles", "eps")
-    page.figure(figure, "Errors over n and eps: bias to the right, noise to the left.")
+    found = sweeps.score_errors(law, sizes, near, torch.Generator().manual_seed(0))
+    errors = {f"n = {n}": values for n, values in found.items()}
+    draw_points(right, near, errors, "score error at the particles", "eps")
+    for panel, x in ((left, sizes), (right, near)):
+        panel.set_yscale("log")
+        name_places(panel, x)
+    report.figure(figure, "Errors over n and eps: bias to the right, noise to the left.")

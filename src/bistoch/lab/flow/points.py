@@ -10,11 +10,10 @@ from rich.console import Console
 from torch import Tensor
 
 from bistoch.flows import FlowState, w2_exact, w2_sliced
-from bistoch.lab.drawing import QUIET, sheet, tidy
-from bistoch.lab.flow.animate import animate
-from bistoch.lab.flow.draw import draw_clouds, draw_curves, scatter
-from bistoch.lab.flow.page import Page, check_index
-from bistoch.lab.flow.track import Track, follow
+from bistoch.lab.drawing import row
+from bistoch.lab.flow.figures import draw_clouds, draw_curves, scatter
+from bistoch.lab.flow.report import FlowReport, check_index
+from bistoch.lab.flow.trajectory import Trajectory
 
 SHAPES = ("spiral", "rings")
 # an exact plan between clouds of this size takes seconds
@@ -90,36 +89,36 @@ def run_points(
     console: Console,
 ) -> Path:
     """A cloud in both directions; its exact heat flow is the cloud with Gaussian noise added."""
-    out.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(seed)
     x = read_cloud(source, n, index, generator)
-    words = f"--n {n} --eps {eps:g} --time {time:g} --lam {lam:g} --index {index} --seed {seed}"
-    page = Page("A cloud of points under attention", f"bistoch flow points {source} {words}", out,
-                console)  # fmt: skip
-    keep = [time * share / 12 for share in range(13)]
-    tracks = {
-        way: follow(
-            f"points-{way}", x, time, eps, measure=_spread, keep=keep, console=console, folder=out,
-            direction=way, lam=lam,
+    report = FlowReport(
+        f"points {source}", "A cloud of points under attention", out, console, n=n, eps=eps,
+        time=time, lam=lam, index=index, seed=seed,
+    )  # fmt: skip
+    found = {
+        way: report.follow(
+            f"points-{way}", x, time, eps, _spread, keep=12, direction=way, lam=lam
         )
         for way in ("heat", "cluster")
     }  # fmt: skip
-    for track in tracks.values():
-        page.warn(track.warnings)
-    _numbers(page, x, tracks["heat"], generator)
-    shown = {way: track.some(5) for way, track in tracks.items()}
-    page.figure(draw_clouds(shown, x[:, 0]), "The cloud over time, in both directions.")
-    _curves(page, x, tracks)
-    frames = [*reversed(tracks["cluster"].snapshots.items()), *tracks["heat"].snapshots.items()]
-    reach = 1.05 * tracks["heat"].last.abs().max().item()
+    heat = found["heat"]
+    kind = "W2" if len(x) <= EXACT else "sliced W2"
+    report.numbers(
+        f"{kind} to the exact heat flow of the points",
+        ["t", "flow to noisy points", "two draws of noisy points"],
+        distance_rows(x, heat.some(5), generator),
+    )
+    shown = {way: one.some(5) for way, one in found.items()}
+    report.figure(draw_clouds(shown, x[:, 0]), "The cloud over time, in both directions.")
+    _curves(report, x, found)
+    reach = 1.05 * heat.last.abs().max().item()
 
     def paint(axes: Any, frame: tuple[float, Tensor]) -> None:
         scatter(axes, frame[1], x[:, 0], (-reach, reach))
 
-    page.animation(
-        animate(frames, paint, size=(4, 4)), "points.gif", "From clusters to the cloud to heat."
-    )
-    return page.write()
+    frames = [*reversed(found["cluster"].snapshots.items()), *heat.snapshots.items()]
+    report.animation("points", "From clusters to the cloud to heat.", frames, paint, size=(4, 4))
+    return report.finish()
 
 
 def noisy(x: Tensor, time: float, generator: torch.Generator) -> Tensor:
@@ -139,44 +138,32 @@ def distance_rows(
     rows = []
     for time, points in snapshots.items():
         first, second = noisy(x, time, generator), noisy(x, time, generator)
-        row: list[Any] = [f"{time:.3g}"]
+        line: list[Any] = [f"{time:.3g}"]
         if len(x) <= EXACT:
-            row += [w2_exact(points, first), w2_exact(second, first)]
+            line += [w2_exact(points, first), w2_exact(second, first)]
         else:
             seeds = (torch.Generator().manual_seed(0) for _ in range(2))
-            row += [w2_sliced(cloud, first, generator=g)
+            line += [w2_sliced(cloud, first, generator=g)
                     for cloud, g in zip((points, second), seeds, strict=True)]  # fmt: skip
-        rows.append(row)
+        rows.append(line)
     return rows
-
-
-def _numbers(page: Page, x: Tensor, track: Track, generator: torch.Generator) -> None:
-    kind = "W2" if len(x) <= EXACT else "sliced W2"
-    rows = distance_rows(x, track.some(5), generator)
-    page.table(
-        f"{kind} to the exact heat flow of the points",
-        ["t", "flow to noisy points", "two draws of noisy points"], rows,
-    )  # fmt: skip
 
 
 def _spread(state: FlowState) -> dict[str, float]:
     return {"variance": state.particles.var(0).sum().item()}
 
 
-def _curves(page: Page, x: Tensor, tracks: dict[str, Track]) -> None:
-    figure, axes = sheet(1, 2)
-    left, right = axes[0]
-    heat = tracks["heat"]
-    exact = [heat.curve("variance")[0] + x.shape[1] * t for t in heat.times]
-    curves = {way: track.curve("variance") for way, track in tracks.items()} | {"exact heat": exact}
-    draw_curves(left, heat.times, curves, {"exact heat": {"color": QUIET, "linestyle": "--"}})
-    tidy(left, "total variance", "time")
-    passes = {way: track.curve("passes")[1:] for way, track in tracks.items()}
-    draw_curves(right, heat.times[1:], passes, {})
-    tidy(right, "passes over all pairs per step", "time")
-    page.figure(figure, "Variance, and the work of each step.")
-    page.table(
+def _curves(report: FlowReport, x: Tensor, found: dict[str, Trajectory]) -> None:
+    curves = {way: one.curve("variance") for way, one in found.items()}
+    times = found["heat"].times
+    curves["exact heat"] = [curves["heat"][0] + x.shape[1] * t for t in times]
+    figure, (left, right) = row(2)
+    draw_curves(left, times, curves, "total variance")
+    passes = {way: one.curve("passes")[1:] for way, one in found.items()}
+    draw_curves(right, times[1:], passes, "passes over all pairs per step")
+    report.figure(figure, "Variance, and the work of each step.")
+    report.numbers(
         "Work", ["direction", "steps", "passes in all", "largest error", "variance at the end"],
-        [[way, len(track.times) - 1, sum(track.curve("passes")), max(track.curve("error")),
-          track.curve("variance")[-1]] for way, track in tracks.items()],
+        [[way, len(one.times) - 1, sum(one.curve("passes")), max(one.curve("error")),
+          one.curve("variance")[-1]] for way, one in found.items()],
     )  # fmt: skip

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # letters of a name in a table of the terminal that are never broken
 NAME = 20
+# a caption of at most so many letters is the title of a table on the terminal
+TITLE = 80
 SMOKE = "This is a smoke run: it shows that everything works, and its numbers mean nothing."
 
 
@@ -56,7 +58,7 @@ class Report:
         self.title, self.console = title, console
         self._parts: list[dict[str, Any]] = []
         self._files: dict[str, bytes] = {}
-        self._warned: list[str] = []
+        self.warnings: list[str] = []
         if command:
             self.code(command)
 
@@ -131,8 +133,8 @@ class Report:
     def warn(self, sentences: Sequence[str]) -> None:
         """Warnings of a run, in the page and on the terminal, each once."""
         for sentence in sentences:
-            if sentence not in self._warned:
-                self._warned.append(sentence)
+            if sentence not in self.warnings:
+                self.warnings.append(sentence)
                 self.text(f"Warning: {sentence}")
                 self._print(f"warning: {sentence}", style="yellow")
 
@@ -201,21 +203,29 @@ def print_table(console: "Console", table: Table) -> None:
     while kept > 2 and sum(widths[:kept]) > room:
         kept -= 1
     words = [any(_is_words(row[place]) for row in rows) for place in range(kept)]
+    whole = [
+        max(len(name), *(len(row[place]) for row in rows), 0)
+        for place, name in enumerate(table.head[:kept])
+    ]
     # names share what numbers leave
     spare = max(0, room - sum(widths[:kept])) // max(1, sum(words))
+    fits = sum(whole) + 2 * kept <= room
     made = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for place, name in enumerate(table.head[:kept]):
-        longest = max(len(name), *(len(row[place]) for row in rows), 0)
+        narrow = min(whole[place], widths[place] - 2 + (spare if words[place] else 0))
         made.add_column(
             Text(name), justify="left" if words[place] or place == 0 else "right", overflow="fold",
-            width=min(longest, widths[place] - 2 + (spare if words[place] else 0)),
+            width=whole[place] if fits else narrow,
         )  # fmt: skip
     for row in rows:
         made.add_row(*map(Text, row[:kept]))
+    is_title = len(table.caption) <= TITLE
+    if table.caption and is_title:
+        console.print(Text(f"\n{table.caption}", style="bold"))
     console.print(made)
     left = f"Not shown here: {', '.join(table.head[kept:])}. " if kept < len(widths) else ""
-    if left or table.caption:
-        console.print(Text(left + table.caption, style="dim"))
+    if note := left + ("" if is_title else table.caption):
+        console.print(Text(note, style="dim"))
 
 
 def _widths(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:

@@ -131,4 +131,17 @@ def _protocol(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         "torch": machine["versions"]["torch"],
         "time of all cells": duration(record["seconds"]),
     }
-    return [(name.replace("_", " "), str(value)) for name, value in facts.items()]
+    return [(name.replace("_", " "), _words(value)) for name, value in facts.items()]
+
+
+def _words(value: object) -> str:
+    """A value of the protocol as text.
+
+    >>> _words({"batch_size": 100, "milestones": [6, 9], "clip": None})
+    'batch size 100, milestones 6 9, clip none'
+    """
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {_words(x)}" for name, x in value.items())
+    if isinstance(value, list):
+        return " ".join(map(_words, value)) or "none"
+    return "none" if value is None else str(value)

@@ -1,15 +1,19 @@
-"""The pictures of flows. Functions take data and return a figure; saving is up to the caller."""
+"""The figures of flows. Functions take data and return a figure; saving is up to the caller."""
 
-from collections.abc import Callable, Mapping, Sequence
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from bistoch.lab.drawing import INK, PALETTE, RULE, legend, sheet, tidy
+from bistoch.lab.drawing import INK, PALETTE, QUIET, RULE, legend, sheet, tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+# curves of what is known exactly
+REFERENCES = {"exact": "--", "exact heat": "--", "1 + t": "--"}
 
 
 def draw_densities(
@@ -39,13 +43,29 @@ def draw_densities(
 
 
 def draw_curves(
-    axes: Any, x: Sequence[float], curves: Mapping[str, Sequence[float]], styles: Mapping[str, Any]
+    axes: Any,
+    x: Sequence[float],
+    curves: Mapping[str, Sequence[float]],
+    title: str,
+    xlabel: str = "time",
+    dashes: Mapping[str, str] = REFERENCES,
 ) -> None:
-    """Several curves over one x; a style may be named for each."""
+    """Several curves over one x; those named in `dashes` are broken, and grey if they are exact."""
     for number, (name, y) in enumerate(curves.items()):
-        style = {"color": PALETTE[number % len(PALETTE)], "linewidth": 1.5} | styles.get(name, {})
-        axes.plot(x, y, label=name, **style)
+        colour = QUIET if name in REFERENCES else PALETTE[number % len(PALETTE)]
+        axes.plot(x, y, color=colour, linewidth=1.5, linestyle=dashes.get(name, "-"), label=name)
     legend(axes)
+    tidy(axes, title, xlabel)
+
+
+def draw_points(
+    axes: Any, x: Sequence[float], curves: Mapping[str, Sequence[float]], title: str, xlabel: str
+) -> None:
+    """Points joined by lines over a logarithmic axis."""
+    for colour, (name, y) in zip(PALETTE, curves.items(), strict=False):
+        axes.semilogx(x, y, "o-", color=colour, markersize=3, label=name)
+    legend(axes)
+    tidy(axes, title, xlabel)
 
 
 def draw_order(
@@ -57,6 +77,7 @@ def draw_order(
     line = [y[0] * (value / x[0]) ** predicted for value in x]
     axes.loglog(x, line, color=colour, linewidth=0.9, linestyle=(0, (4, 2)))
     name_places(axes, x)
+    legend(axes)
     return order
 
 
@@ -139,3 +160,38 @@ def draw_pictures(strips: Mapping[str, Sequence[Tensor]], heads: Sequence[str]) 
     for panel, head in zip(axes[0], heads, strict=True):
         panel.set_title(head, fontsize=8, color=INK)
     return figure
+
+
+def animate(
+    frames: Iterable[Any],
+    paint: Callable[[Any, Any], None],
+    *,
+    milliseconds: int = 90,
+    size: tuple[float, float] = (4.4, 3.3),
+) -> bytes:
+    """A GIF with one frame per item; `paint(axes, item)` draws each on an empty panel.
+
+    >>> content = animate([1, 2], lambda axes, item: axes.plot([0, item]) and None)
+    >>> content[:6]
+    b'GIF89a'
+    """
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ImportError(
+            'a moving picture needs Pillow; install it with: pip install "bistoch[images]"'
+        ) from None
+    pictures = []
+    for item in frames:
+        figure, axes = sheet(1, 1, width=size[0], height=size[1])
+        paint(axes[0][0], item)
+        content = io.BytesIO()
+        figure.savefig(content, format="png", dpi=80)
+        # few colours: a GIF has 256, and line drawings need less
+        pictures.append(Image.open(content).convert("RGB").quantize(64))
+    result = io.BytesIO()
+    pictures[0].save(
+        result, format="GIF", save_all=True, append_images=pictures[1:], duration=milliseconds,
+        loop=0,
+    )  # fmt: skip
+    return result.getvalue()

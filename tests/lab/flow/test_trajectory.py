@@ -4,9 +4,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from bistoch.lab.flow import track
-from bistoch.lab.flow.draw import fitted_order
-from bistoch.lab.flow.track import follow
+from bistoch.lab.flow import trajectory
+from bistoch.lab.flow.figures import fitted_order
+from bistoch.lab.flow.trajectory import follow
 
 QUIET = Console(quiet=True)
 
@@ -22,7 +22,7 @@ def cloud(n=41):
 def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     options = {"keep": [0.5], "console": QUIET, "tol": 1e-9}
     whole = follow("line", cloud(), 1.0, 0.1, measure=variance, **options)
-    monkeypatch.setattr(track, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(trajectory, "SAVE_EVERY", 0.0)
 
     def dies(state):
         if state.step == 6:
@@ -47,7 +47,7 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
 
 
 def test_another_run_does_not_take_its_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(track, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(trajectory, "SAVE_EVERY", 0.0)
 
     def dies(state):
         if state.step == 2:
