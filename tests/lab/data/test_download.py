@@ -14,7 +14,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from bistoch.lab.data import DATASETS, DataError, fetch, find
+from bistoch.lab.data import DATASETS, DataError, download, fetch, find
 
 # several chunks, so that what breaks can break in the middle
 CONTENT = bytes(range(256)) * 1024
