@@ -36,8 +36,8 @@ def test_an_encoder_gives_a_report(models, tmp_path):
     result = run(models["encoder"], *words, "--lam", "0.5", "--lam", "1", "--out", tmp_path)
     assert result.exit_code == 0, result.output
     assert "its token" in result.stdout
-    assert "balance in all heads, untrained" in result.stdout
-    found = json.loads((tmp_path / "inspect.json").read_text())
+    assert "Balance in all heads at once" in result.stdout
+    found = json.loads((tmp_path / "report.json").read_text())
     assert found["samples"] == 3
     assert torch.tensor(found["entropy"]).shape == (2, 2)
     assert torch.tensor(found["swap_each_head"]).shape == (2, 2)
@@ -54,7 +54,7 @@ def test_images_are_seen(models, tmp_path):
     result = run(models["seer"], "--images", folder, "--no-each-head", "--head", "1.0",
                  "--out", tmp_path)  # fmt: skip
     assert result.exit_code == 0, result.output
-    found = json.loads((tmp_path / "inspect.json").read_text())
+    found = json.loads((tmp_path / "report.json").read_text())
     assert found["samples"] == 2
     assert found["swap_each_head"] is None
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -67,7 +67,7 @@ def test_a_causal_model_is_swapped_causally(models, tmp_path):
     file.write_text("\n".join([*TEXTS, ""]))
     result = run(models["writer"], "--file", file, "--out", tmp_path)
     assert result.exit_code == 0, result.output
-    found = json.loads((tmp_path / "inspect.json").read_text())
+    found = json.loads((tmp_path / "report.json").read_text())
     assert found["causal"]
     effects = list(found["swap_all"].values())
     assert effects
@@ -127,27 +127,27 @@ def test_a_converted_model_is_shown_as_it_is(models, tmp_path):
     result = run(tmp_path / "model", "--text", TEXTS[1], "--out", tmp_path)
     assert result.exit_code == 0, result.output
     assert "converted already" in result.stdout
-    found = json.loads((tmp_path / "inspect.json").read_text())
+    found = json.loads((tmp_path / "report.json").read_text())
     torch.testing.assert_close(
-        torch.tensor(found["fullest_key_load"]), torch.ones(2, 2), atol=1e-3, rtol=0
+        torch.tensor(found["largest_key_load"]), torch.ones(2, 2), atol=1e-3, rtol=0
     )
 
 
 @pytest.mark.parametrize(
     ("kind", "words", "sentence"),
     [
-        ("encoder", [], "give the model something to read"),
+        ("encoder", [], "give the model texts, with"),
         ("encoder", ["--text", "cat", "--images", "."], "one of the two"),
         ("encoder", ["--text", "  "], "text 1 is empty"),
         ("encoder", ["--text", "cat", "--text", ""], "text 2 is empty"),
         ("encoder", ["--text", "cat " * 40], "text 1 has 42 tokens, but"),
         ("encoder", ["--file", "no/such/file.txt"], "cannot read no/such/file.txt as text"),
-        ("encoder", ["--images", "."], "reads, so give it --text or --file instead of --images"),
+        ("encoder", ["--images", "."], "takes texts; use --text or --file instead of --images"),
         ("encoder", ["--text", "cat", "--lam", "2"], "lam must be in [0, 1]"),
         ("encoder", ["--text", "cat", "--head", "9.0"], "there is no head 9.0"),
         ("encoder", ["--text", "cat", "--head", "first"], "written as layer.head"),
         ("silent", ["--text", "cat"], "has no tokenizer that can be read"),
-        ("seer", ["--text", "cat"], "sees, so give it --images instead of --text"),
+        ("seer", ["--text", "cat"], "takes images; use --images instead of --text"),
         ("seer", ["--images", "no/such.png"], "there is no image no/such.png"),
         ("no/such/model", ["--text", "cat"], "cannot find the model 'no/such/model'"),
     ],
@@ -176,4 +176,4 @@ def test_a_folder_without_images_and_a_file_that_is_none(models, tmp_path):
     assert "there is no image in" in result.stderr
     (tmp_path / "fake.png").write_text("no picture")
     result = run(models["seer"], "--images", tmp_path, "--out", tmp_path / "report")
-    assert "fake.png is no image that can be read" in result.stderr
+    assert "fake.png cannot be read as an image" in result.stderr

@@ -67,7 +67,7 @@ def measure(model: nn.Module, task: Task) -> dict[str, Any]:
             rows.append([_numbers_of(plan, causal) for plan in plans])
             ranks.append(torch.stack([metrics.effective_rank(state) for state in states]))
             for plan in plans:
-                counts += _count_loads(_loads(plan, causal).flatten())
+                counts += _count_loads(column_loads(plan, causal).flatten())
     found: dict[str, Any] = {
         name: [sum(row[layer][name] for row in rows) / len(rows) for layer in range(len(names))]
         for name in ("entropy", "sink", "peak", "gini")
@@ -101,27 +101,30 @@ def learned_lam(model: nn.Module) -> dict[str, list[float]]:
 
 
 def _numbers_of(plan: Float[Tensor, "heads n m"], causal: bool) -> dict[str, float]:
-    loads = _loads(plan, causal)
+    loads, score = column_loads(plan, causal), metrics.sink_score(plan, causal=causal)
     if causal:
-        visible = torch.arange(1, plan.shape[-1] + 1).log().mean().clamp_min(1e-9)
-        entropy = metrics.row_entropy(plan).mean(-1) / visible
         # few queries see the last keys, so their means are noise
         half = max(plan.shape[-1] // 2, 1)
-        score = metrics.sink_score(plan, causal=True)[..., :half]
-        loads = loads[..., :half]
-    else:
-        entropy, score = metrics.mean_entropy(plan), metrics.sink_score(plan)
+        loads, score = loads[..., :half], score[..., :half]
     return {
-        "entropy": entropy.mean().item(),
+        "entropy": mean_entropy(plan, causal).mean().item(),
         "sink": score.amax(-1).mean().item(),
         "peak": loads.amax(-1).mean().item(),
         "gini": metrics.load_gini(loads).mean().item(),
     }
 
 
-def _loads(plan: Float[Tensor, "heads n m"], causal: bool) -> Float[Tensor, "heads m"]:
+def mean_entropy(plan: Float[Tensor, "*heads n m"], causal: bool) -> Float[Tensor, "*heads"]:
+    """The mean entropy of the rows, relative to the largest that a row can have."""
+    if not causal:
+        return metrics.mean_entropy(plan)
+    largest = torch.arange(1, plan.shape[-1] + 1).log().mean().clamp_min(1e-9)
+    return metrics.row_entropy(plan).mean(-1) / largest
+
+
+def column_loads(plan: Float[Tensor, "*heads n m"], causal: bool) -> Float[Tensor, "*heads m"]:
+    """Column sums relative to even ones, or to those of uniform causal attention."""
     mass = None
     if causal:
-        # the column sums of uniform causal attention
         mass = (1 / torch.arange(1, plan.shape[-1] + 1)).flip(0).cumsum(0).flip(0)
     return metrics.column_load(plan, column_mass=mass)

@@ -1,4 +1,4 @@
-"""Look inside a Transformer that somebody else trained: what its heads do, and what balance does.
+"""Analyse a pretrained Transformer: what its heads do, and what balance would change.
 
 `bistoch inspect MODEL --text "..."` loads a model of transformers, measures every head on given
 texts or images, swaps in the elastic operator without training, and writes a report.

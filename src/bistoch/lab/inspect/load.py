@@ -1,4 +1,4 @@
-"""A model and what it is asked to read, loaded; every mistake on the way is one sentence."""
+"""Load a model of transformers with its inputs; every error is one sentence."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,21 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bistoch.lab.inspect import pictures_in
+from bistoch.lab.inspect.images import find_images, read_images
 from bistoch.lab.train.run import is_run
 
-# what a file of pictures may be called
-IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff"}
-# texts that go through the model at a time; plans of all heads are kept
-AT_ONCE = 16
+# plans of all heads are kept, so batches are small
+BATCH_SIZE = 16
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model in evaluation mode, and what it reads.
+    """A model in evaluation mode, and its inputs.
 
-    `samples` are the texts or the names of the images, `batches` what the model is called with,
-    `tokens` the words of every sample, `real` says which tokens of a batch are no padding.
+    `samples` are the texts or the names of the images, `batches` the arguments of the model,
+    `tokens` the tokens of every sample, `real` says which tokens of a batch are no padding.
     """
 
     name: str
@@ -41,24 +39,26 @@ def load_subject(name: str, texts: Sequence[str] = (), images: Sequence[Path] = 
 
     Args:
         name: a folder with a `config.json`, or the name of a model on the hub.
-        texts: for models that read.
-        images: files, or folders of them, for models that see.
+        texts: for text models.
+        images: files, or folders of them, for image models.
     """
     if bool(texts) == bool(images):
-        raise ValueError("inspect: give the model something to read, with --text or --file, "
-                         "or something to see, with --images; one of the two")  # fmt: skip
+        raise ValueError(
+            "inspect: give the model texts, with --text or --file, or images, with --images; one "
+            "of the two"
+        )
     transformers = import_transformers()
     with _quiet(transformers):
         config = _read_config(transformers, name)
         model, causal, notes = _load_model(transformers, name, config)
-        sees = model.main_input_name == "pixel_values"
-        if sees != bool(images):
+        takes_images = model.main_input_name == "pixel_values"
+        if takes_images != bool(images):
             given, wanted = ("--images", "--text or --file") if images else ("--text", "--images")
-            does = "sees" if sees else "reads"
-            raise ValueError(f"inspect: {name} {does}, so give it {wanted} instead of {given}")
-        if sees:
-            files = pictures_in.find(images, IMAGES)
-            batches, tokens, note = pictures_in.read(transformers, name, config, files, AT_ONCE)
+            kind = "images" if takes_images else "texts"
+            raise ValueError(f"inspect: {name} takes {kind}; use {wanted} instead of {given}")
+        if takes_images:
+            files = find_images(images)
+            batches, tokens, note = read_images(transformers, name, config, files, BATCH_SIZE)
             real = [torch.ones(len(b["pixel_values"]), len(tokens[0])).bool() for b in batches]
             samples = [file.name for file in files]
             notes += note
@@ -81,7 +81,7 @@ def import_transformers() -> Any:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    # what it says while loading is about its own insides
+    # its messages while loading are about its internals
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     bars = transformers.logging.is_progress_bar_enabled()
@@ -112,14 +112,14 @@ def _read_config(transformers: Any, name: str) -> Any:
 
 
 def _load_model(transformers: Any, name: str, config: Any) -> tuple[Any, bool, list[str]]:
-    """The model, whether it hides the future, and what the reader should know."""
+    """The model, whether it is causal, and notes for the report."""
     from bistoch.integrations import huggingface
 
     architecture = (getattr(config, "architectures", None) or [""])[0]
-    writes = architecture.endswith(("ForCausalLM", "LMHeadModel"))
-    kind = transformers.AutoModelForCausalLM if writes else transformers.AutoModel
+    is_lm = architecture.endswith(("ForCausalLM", "LMHeadModel"))
+    kind = transformers.AutoModelForCausalLM if is_lm else transformers.AutoModel
     try:
-        # the eager code is the one that shows its plans
+        # only eager attention returns its plans
         model = huggingface.from_pretrained(kind, name, attn_implementation="eager").eval()
     except (OSError, ValueError, KeyError) as reason:
         first = str(reason).strip().splitlines()[0][:200]
@@ -127,13 +127,11 @@ def _load_model(transformers: Any, name: str, config: Any) -> tuple[Any, bool, l
     notes = []
     if getattr(config, "is_encoder_decoder", False):
         model = model.get_encoder()
-        notes.append(
-            "This model reads with an encoder and writes with a decoder; the encoder is shown."
-        )
-    return model, _hides_the_future(model), notes
+        notes.append("This model has an encoder and a decoder; the encoder is shown.")
+    return model, _is_causal(model), notes
 
 
-def _hides_the_future(model: Any) -> bool:
+def _is_causal(model: Any) -> bool:
     from bistoch.integrations.huggingface import attention_layers
     from bistoch.integrations.huggingface.layers import hides_the_future
 
@@ -147,7 +145,7 @@ def _hides_the_future(model: Any) -> bool:
 def read_texts(
     transformers: Any, name: str, config: Any, texts: list[str]
 ) -> tuple[list[dict[str, Tensor]], list[Tensor], list[list[str]]]:
-    """What the model is called with, which tokens are no padding, and the tokens of every text."""
+    """The batches, which tokens are no padding, and the tokens of every text."""
     for number, text in enumerate(texts, 1):
         if not text:
             raise ValueError(f"inspect: text {number} is empty; give at least one word")
@@ -169,8 +167,8 @@ def read_texts(
             )
     tokens = [tokenizer.convert_ids_to_tokens(words) for words in ids]
     batches, real = [], []
-    for start in range(0, len(texts), AT_ONCE):
-        batch = tokenizer(texts[start : start + AT_ONCE], padding=True, padding_side="right",
+    for start in range(0, len(texts), BATCH_SIZE):
+        batch = tokenizer(texts[start : start + BATCH_SIZE], padding=True, padding_side="right",
                           return_tensors="pt")  # fmt: skip
         batches.append(dict(batch))
         real.append(batch["attention_mask"].bool())
@@ -180,11 +178,11 @@ def read_texts(
 def _load_tokenizer(transformers: Any, name: str) -> Any:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-    except Exception as reason:  # it has many ways to fail, all of which mean the same here
+    except Exception as reason:  # it fails in many ways
         tokenizer, why = None, f" ({type(reason).__name__})"
     else:
         why = ""
-    # of missing files, transformers makes a tokenizer that knows its special tokens only
+    # without its files, transformers makes a tokenizer of special tokens only
     if tokenizer is None or not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         raise ValueError(
             f"inspect: {name} has no tokenizer that can be read{why}; save the tokenizer of the "

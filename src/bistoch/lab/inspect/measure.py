@@ -1,4 +1,4 @@
-"""The numbers of every head and every layer of a model, averaged over what it read."""
+"""Numbers of every head and every layer of a model, averaged over its samples."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,14 +7,15 @@ import torch
 from torch import Tensor
 
 from bistoch.analysis import metrics
+from bistoch.lab.compare.attention import column_loads, mean_entropy
 from bistoch.lab.inspect.load import Subject
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One entry per layer and head; states have one entry more, for what enters the first layer.
+    """One entry per layer and head; states have one entry more, for the input of the first layer.
 
-    `peak` is the load of the fullest key, as a multiple of its share, and `fullest` its token;
+    `peak` is the largest load of a key, relative to its even share, and `fullest` its token;
     `sinks` is the share of samples in which a key is a sink. `plans` are those of the first sample.
     """
 
@@ -31,7 +32,7 @@ class Measured:
 def measure(subject: Subject) -> Measured:
     """Run the model once over its samples and measure each."""
     entropy, peak, sinks, rank, cosine = [], [], [], [], []
-    places: list[Tensor] = []
+    keys: list[Tensor] = []
     plans: list[Tensor] = []
     for batch, real in zip(subject.batches, subject.real, strict=True):
         asked = {"output_attentions": True, "output_hidden_states": True}
@@ -41,15 +42,14 @@ def measure(subject: Subject) -> Measured:
             count = int(tokens.sum())
             # (layers, heads, n, n) without padding
             own = torch.stack([layer[sample][:, tokens][:, :, tokens] for layer in attentions])
-            mass = _causal_mass(count) if subject.causal else None
-            load = metrics.column_load(own, column_mass=mass)
+            load = column_loads(own, subject.causal)
             score = metrics.sink_score(own, causal=subject.causal)
             if subject.causal:
                 # the last keys are seen by few queries
                 load, score = load[..., : max(count // 2, 1)], score[..., : max(count // 2, 1)]
-            entropy.append(_entropy(own, subject.causal))
+            entropy.append(mean_entropy(own, subject.causal))
             peak.append(load.amax(-1))
-            places.append(load.argmax(-1))
+            keys.append(load.argmax(-1))
             sinks.append((score.amax(-1) > metrics.SINK).float())
             states = torch.stack([layer[sample][tokens] for layer in found.hidden_states])
             rank.append(metrics.effective_rank(states) / min(states.shape[-2:]))
@@ -58,7 +58,7 @@ def measure(subject: Subject) -> Measured:
                 plans = list(own)
     return Measured(
         entropy=_mean(entropy), peak=_mean(peak), sinks=_mean(sinks),
-        fullest=_most_often(places, subject.tokens), rank=_mean(rank), cosine=_mean(cosine),
+        fullest=_most_frequent(keys, subject.tokens), rank=_mean(rank), cosine=_mean(cosine),
         plans=plans,
     )  # fmt: skip
 
@@ -80,31 +80,16 @@ def _whole(subject: Subject, attentions: Any, real: Tensor) -> list[Tensor]:
     return kept
 
 
-def _entropy(plans: Tensor, causal: bool) -> Tensor:
-    """The mean row entropy over the largest possible, given what a row may see."""
-    if not causal:
-        return metrics.mean_entropy(plans)
-    largest = torch.arange(1, plans.shape[-1] + 1).log().mean()
-    return metrics.row_entropy(plans).mean(-1) / largest.clamp_min(1e-9)
-
-
-def _causal_mass(count: int) -> Tensor:
-    """What the keys receive if every query spreads evenly over those it may see."""
-    return (1 / torch.arange(1, count + 1)).flip(0).cumsum(0).flip(0)
-
-
 def _mean(values: list[Tensor]) -> Tensor:
     return torch.stack(values).mean(0)
 
 
-def _most_often(places: list[Tensor], tokens: list[list[str]]) -> list[list[str]]:
-    """For every layer and head, the word that is the fullest key most often."""
-    layers, heads = places[0].shape
-    table = []
-    for layer in range(layers):
-        row = []
-        for head in range(heads):
-            words = [own[int(at[layer, head])] for at, own in zip(places, tokens, strict=True)]
-            row.append(max(sorted(set(words)), key=words.count))
-        table.append(row)
-    return table
+def _most_frequent(keys: list[Tensor], tokens: list[list[str]]) -> list[list[str]]:
+    """For every layer and head, the token that has the largest load most often."""
+    layers, heads = keys[0].shape
+
+    def token(layer: int, head: int) -> str:
+        found = [own[int(key[layer, head])] for key, own in zip(keys, tokens, strict=True)]
+        return max(sorted(set(found)), key=found.count)
+
+    return [[token(layer, head) for head in range(heads)] for layer in range(layers)]

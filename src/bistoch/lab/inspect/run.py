@@ -1,28 +1,21 @@
-"""From words of a user to numbers, pictures and a report."""
+"""Inspect a model: load, measure, swap heads, report."""
 
-import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor
 
 from bistoch.integrations import huggingface
 from bistoch.integrations.huggingface.layers import count_heads
-from bistoch.lab.files import write_whole
 from bistoch.lab.inspect.load import Subject, load_subject
 from bistoch.lab.inspect.measure import Measured, measure
-from bistoch.lab.inspect.page import print_summary, write_page
+from bistoch.lab.inspect.report import Head, Inspection, write_report
 from bistoch.lab.inspect.swap import swap_all, swap_heads, swapped_plan
+from bistoch.lab.progress import progress
 
-Head = tuple[int, int]
-# heads whose plans are drawn if the user names none
-SHOWN = 3
-# texts that are written out in the command of the report
-SPELLED = 3
+# heads whose plans are drawn if the user names none, and texts in the command of the report
+SHOWN, TEXTS = 3, 3
 
 
 def run_inspect(
@@ -36,13 +29,13 @@ def run_inspect(
     out: Path,
     console: Console,
 ) -> Path:
-    """Look inside a model and write `report.html` and `inspect.json`; returns the report.
+    """Analyse a model and write `report.html` and `report.json`; returns the report.
 
     Args:
         name: a folder or a name on the hub.
-        texts, images: what the model reads or sees.
+        texts, images: the inputs of the model.
         lams: elasticities to swap into all heads at once.
-        heads: layers and heads whose plans are drawn; by default those with the fullest keys.
+        heads: layers and heads whose plans are drawn; by default those with the largest key load.
         each_head: also swap every head alone, at the largest elasticity.
         out: a folder for the report.
         console: where the summary is printed.
@@ -55,23 +48,33 @@ def run_inspect(
     with console.status("measuring its heads"):
         measured = measure(subject)
     shown = _choose(measured, heads)
-    refusal = _why_no_swap(subject)
-    effects: dict[float, dict[str, float]] = {}
-    tolerance, balanced = None, {}
-    if refusal is None and lams:
-        effects, tolerance = _swap(subject, lams, each_head, console)
-        strongest = max(lams)
-        balanced = {head: swapped_plan(subject, *head, strongest) for head in shown}
-    out.mkdir(parents=True, exist_ok=True)
-    found = _numbers(subject, measured, effects, tolerance, refusal)
-    write_whole(out / "inspect.json", json.dumps(found, indent=1, ensure_ascii=False).encode())
-    report = write_page(
-        out / "report.html", subject, measured, effects, tolerance, shown, balanced, refusal,
-        _command(name, texts, images, lams, heads, each_head),
-    )  # fmt: skip
-    print_summary(console, subject, measured, effects, tolerance, refusal)
-    console.print(f"\nwrote {report}", highlight=False, soft_wrap=True)
-    return report
+    command = _command(name, texts, images, lams, heads, each_head)
+    found = Inspection(subject, measured, shown, command, not_swapped=_why_no_swap(subject))
+    if found.not_swapped is None and lams:
+        found = _swap(found, lams, each_head, console)
+    return write_report(found, out, console)
+
+
+def _swap(
+    found: Inspection, lams: Sequence[float], each_head: bool, console: Console
+) -> Inspection:
+    subject = found.subject
+    layers = huggingface.attention_layers(subject.model)
+    counts = [count_heads(name, layer) for name, layer in layers.items()]
+    total = len(lams) + (sum(counts) if each_head else 0)
+    done = 0
+    with progress(console, 1) as bars:
+        bars.start("swapping heads")
+
+        def step() -> None:
+            nonlocal done
+            done += 1
+            bars.step(done, total, f"{done} of {total}")
+
+        effects = swap_all(subject, sorted(lams), step)
+        each = swap_heads(subject, max(lams), counts, step) if each_head else None
+    balanced = {head: swapped_plan(subject, *head, max(lams)) for head in found.shown}
+    return found._replace(effects=effects, each=each, balanced=balanced)
 
 
 def _command(
@@ -82,37 +85,17 @@ def _command(
     heads: Sequence[Head],
     each_head: bool,
 ) -> str:
-    """The words of the terminal that make the report again; many texts are left to the reader."""
+    """The command that makes the report again; of many texts only the first are in it."""
     words = ["bistoch", "inspect", name]
-    for text in texts[:SPELLED]:
-        words += ["--text", text]
-    for image in images:
-        words += ["--images", str(image)]
-    for lam in lams:
-        words += ["--lam", f"{lam:g}"]
-    for layer, head in heads:
-        words += ["--head", f"{layer}.{head}"]
-    more = "" if len(texts) <= SPELLED else f"   # and {len(texts) - SPELLED} texts more"
+    options: list[tuple[str, Sequence[object]]] = [
+        ("--text", texts[:TEXTS]), ("--images", images), ("--lam", [f"{lam:g}" for lam in lams]),
+        ("--head", [f"{layer}.{head}" for layer, head in heads]),
+    ]  # fmt: skip
+    words += [
+        str(word) for option, values in options for value in values for word in (option, value)
+    ]
+    more = "" if len(texts) <= TEXTS else f"   # and {len(texts) - TEXTS} texts more"
     return shlex.join([*words, *([] if each_head else ["--no-each-head"])]) + more
-
-
-def _swap(
-    subject: Subject, lams: Sequence[float], each_head: bool, console: Console
-) -> tuple[dict[float, dict[str, float]], Tensor | None]:
-    layers = huggingface.attention_layers(subject.model)
-    counts = [count_heads(name, layer) for name, layer in layers.items()]
-    total = len(lams) + (sum(counts) if each_head else 0)
-    columns = (TextColumn("swapping heads"), BarColumn(), MofNCompleteColumn(),
-               TimeRemainingColumn())  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=total)
-
-        def step() -> None:
-            progress.advance(task)
-
-        effects = swap_all(subject, sorted(lams), step)
-        tolerance = swap_heads(subject, max(lams), counts, step) if each_head else None
-    return effects, tolerance
 
 
 def _why_no_swap(subject: Subject) -> str | None:
@@ -136,31 +119,5 @@ def _choose(measured: Measured, heads: Sequence[Head]) -> list[Head]:
                 f"inspect: there is no head {layer}.{head}; layers go from 0 to {layers - 1}, "
                 f"heads from 0 to {width - 1}"
             )
-    if heads:
-        return list(heads)
-    order = measured.peak.flatten().argsort(descending=True)[:SHOWN].tolist()
-    return [(place // width, place % width) for place in order]
-
-
-def _numbers(
-    subject: Subject,
-    measured: Measured,
-    effects: dict[float, dict[str, float]],
-    tolerance: Tensor | None,
-    refusal: str | None,
-) -> dict[str, Any]:
-    """All that was measured, for scripts."""
-    return {
-        "model": subject.name,
-        "causal": subject.causal,
-        "samples": len(subject.samples),
-        "entropy": measured.entropy.tolist(),
-        "fullest_key_load": measured.peak.tolist(),
-        "fullest_key": measured.fullest,
-        "sink_rate": measured.sinks.tolist(),
-        "effective_rank": measured.rank.tolist(),
-        "mean_cosine": measured.cosine.tolist(),
-        "swap_all": {f"{lam:g}": effect for lam, effect in effects.items()},
-        "swap_each_head": None if tolerance is None else tolerance.tolist(),
-        "not_swapped": refusal,
-    }
+    largest = measured.peak.flatten().argsort(descending=True)[:SHOWN].tolist()
+    return list(heads) or [divmod(i, width) for i in largest]

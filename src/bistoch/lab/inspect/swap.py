@@ -1,6 +1,7 @@
-"""Swap an operator into a trained model without training, and ask how much its output changes."""
+"""Swap an operator into a trained model without training, and measure how its output changes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,13 +14,23 @@ from bistoch.lab.inspect.load import Subject
 
 
 def operator_for(causal: bool, lam: float) -> str:
-    """The text of the operator with this `lam` that may be used.
+    """The operator with this `lam` that fits the model.
 
     >>> operator_for(True, 0.5)
     'causal_elastic(lam=0.5, block=8)'
     """
-    # short blocks, since a text that is read here may be short
+    # short blocks, since texts may be short
     return f"causal_elastic(lam={lam}, block=8)" if causal else f"elastic(lam={lam})"
+
+
+@contextmanager
+def _swapped(subject: Subject, lam: float, **where: Any) -> Iterator[None]:
+    """Balance in some heads, until the end of the block."""
+    convert(subject.model, operator_for(subject.causal, lam), **where)
+    try:
+        yield
+    finally:
+        restore(subject.model)
 
 
 @torch.no_grad()
@@ -56,22 +67,20 @@ def loss_of(subject: Subject) -> float:
 def swap_all(
     subject: Subject, lams: Sequence[float], step: Callable[[], None] = lambda: None
 ) -> dict[float, dict[str, float]]:
-    """What all heads together do to the output, for several elasticities.
+    """The output with all heads swapped, for several elasticities.
 
-    Returns for each `lam` the mean and the lowest cosine with the embedding of the model as it
-    is; for a causal model also its loss.
+    Returns for each `lam` the mean and the lowest cosine with the original embeddings; for a causal
+    model also its loss.
     """
     before = embed(subject.model, subject.batches, subject.real)
     found = {}
     for lam in lams:
-        convert(subject.model, operator_for(subject.causal, lam))
-        try:
-            same = cosine_similarity(embed(subject.model, subject.batches, subject.real), before)
-            found[lam] = {"cosine": same.mean().item(), "lowest": same.min().item()}
+        with _swapped(subject, lam):
+            after = embed(subject.model, subject.batches, subject.real)
+            cosine = cosine_similarity(after, before)
+            found[lam] = {"cosine": cosine.mean().item(), "lowest": cosine.min().item()}
             if subject.causal:
                 found[lam]["loss"] = loss_of(subject)
-        finally:
-            restore(subject.model)
         step()
     return found
 
@@ -79,7 +88,7 @@ def swap_all(
 def swap_heads(
     subject: Subject, lam: float, heads: Sequence[int], step: Callable[[], None] = lambda: None
 ) -> Float[Tensor, "layers heads"]:
-    """What every head alone does to the output: the mean cosine with the model as it is.
+    """The output with one head swapped, for every head: the mean cosine with the original.
 
     Args:
         subject: the model with its samples; it is left as it was.
@@ -88,15 +97,11 @@ def swap_heads(
         step: called after each head.
     """
     before = embed(subject.model, subject.batches, subject.real)
-    text = operator_for(subject.causal, lam)
     table = torch.full((len(heads), max(heads)), torch.nan)
     for layer, count in enumerate(heads):
         for head in range(count):
-            convert(subject.model, text, layers=[layer], heads=[head])
-            try:
+            with _swapped(subject, lam, layers=[layer], heads=[head]):
                 after = embed(subject.model, subject.batches, subject.real)
-            finally:
-                restore(subject.model)
             table[layer, head] = cosine_similarity(after, before).mean()
             step()
     return table
@@ -105,12 +110,8 @@ def swap_heads(
 @torch.no_grad()
 def swapped_plan(subject: Subject, layer: int, head: int, lam: float) -> Float[Tensor, "n n"]:
     """The plan of one head on the first sample, with balance in this head alone."""
-    text = operator_for(subject.causal, lam)
-    convert(subject.model, text, layers=[layer], heads=[head])
-    try:
-        first = {name: tensor[:1] for name, tensor in subject.batches[0].items()}
+    first = {name: tensor[:1] for name, tensor in subject.batches[0].items()}
+    with _swapped(subject, lam, layers=[layer], heads=[head]):
         plan = subject.model(**first, output_attentions=True).attentions[layer][0, head]
-    finally:
-        restore(subject.model)
     real = subject.real[0][0]
     return plan[real][:, real]

@@ -1,4 +1,4 @@
-"""Images on their way into a model that sees."""
+"""Images as inputs of a model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,29 +7,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff"}
 
-def find(paths: Sequence[Path], endings: set[str]) -> list[Path]:
+
+def find_images(paths: Sequence[Path]) -> list[Path]:
     """The image files among files and folders, in order."""
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            files += sorted(file for file in path.iterdir() if file.suffix.lower() in endings)
+            files += sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
         elif path.is_file():
             files.append(path)
         else:
             raise ValueError(f"inspect: there is no image {path}")
     if not files:
-        places = ", ".join(map(str, paths))
         raise ValueError(
-            f"inspect: there is no image in {places}; png and jpg are known, others too"
+            f"inspect: there is no image in {', '.join(map(str, paths))}; expected "
+            f"{', '.join(sorted(SUFFIXES))}"
         )
     return files
 
 
-def read(
-    transformers: Any, name: str, config: Any, files: Sequence[Path], at_once: int
+def read_images(
+    transformers: Any, name: str, config: Any, files: Sequence[Path], batch_size: int
 ) -> tuple[list[dict[str, Tensor]], list[list[str]], list[str]]:
-    """What the model is called with, the names of its tokens, and what the reader should know."""
+    """The batches, the names of the tokens of every image, and notes for the report."""
     images = [_open(file) for file in files]
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(name)
@@ -41,7 +43,7 @@ def read(
     else:
         notes = []
         pixels = processor(images=images, return_tensors="pt")["pixel_values"]
-    batches = [{"pixel_values": some} for some in pixels.split(at_once)]
+    batches = [{"pixel_values": some} for some in pixels.split(batch_size)]
     tokens = _patches(config, pixels.shape[-2], pixels.shape[-1])
     return batches, [tokens] * len(files), notes
 
@@ -53,7 +55,7 @@ def _open(file: Path) -> Any:
         with Image.open(file) as image:
             return image.convert("RGB")
     except (UnidentifiedImageError, OSError):
-        raise ValueError(f"inspect: {file} is no image that can be read") from None
+        raise ValueError(f"inspect: {file} cannot be read as an image") from None
 
 
 def _plain(image: Any, config: Any) -> Tensor:
@@ -66,7 +68,7 @@ def _plain(image: Any, config: Any) -> Tensor:
 
 
 def _patches(config: Any, height: int, width: int) -> list[str]:
-    """Tokens that are no patch come first: the one for the class, and registers."""
+    """Names of the tokens: the class token, then row and column of every patch."""
     size = config.patch_size
     tall, wide = size if isinstance(size, list | tuple) else (size, size)
     rows, columns = height // tall, width // wide
