@@ -1,4 +1,4 @@
-"""The laws of DESIGN, run over every row of OPERATORS at prime sizes."""
+"""The laws of DESIGN, run over every row of OPERATORS and every backend of it at prime sizes."""
 
 import dataclasses
 import functools
@@ -19,16 +19,27 @@ SMALL = {"delta": {"window": 2, "sink": 1, "stride": 3}, "causal_elastic": {"blo
 FIXED = {"monarch": {"block": 3}, "elastic_monarch": {"block": 3}, "quantum": {"qubits": 3}}
 
 
-def small(operator):
-    options = SMALL.get(operator.name, {})
+def small(operator, **more):
+    options = SMALL.get(operator.name, {}) | more
     parts = {part: functools.partial(getattr(operator, part), **options)
              for part in ("attention", "plan")}  # fmt: skip
     return dataclasses.replace(operator, **parts) if options else operator
 
 
+def by_backend():
+    """Every operator, as often as it has backends: "auto" leaves problems of this size to one."""
+    for name, row in bistoch.OPERATORS.items():
+        if "backend" not in row.options():
+            yield pytest.param(small(row), id=name)
+            continue
+        for backend in row.backends:
+            yield pytest.param(small(row, backend=backend), id=f"{name}-{backend}")
+
+
 every_operator = pytest.mark.parametrize(
     "operator", [small(row) for row in bistoch.OPERATORS.values()], ids=lambda o: o.name
 )
+every_backend = pytest.mark.parametrize("operator", list(by_backend()))
 
 
 # known answers that an operator does not give, and why that is right for it
@@ -101,7 +112,7 @@ def test_the_table_is_keyed_by_name():
                for name, row in bistoch.OPERATORS.items())  # fmt: skip
 
 
-@every_operator
+@every_backend
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
 def test_attention_is_plan_times_values(operator, masked):
     m = keys_for(operator)
@@ -111,7 +122,7 @@ def test_attention_is_plan_times_values(operator, masked):
     torch.testing.assert_close(operator.attention(q, k, v, **options), plan @ v)
 
 
-@every_operator
+@every_backend
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
 def test_plan_is_nonnegative_with_rows_of_one(operator, masked):
     m = keys_for(operator)
@@ -132,7 +143,7 @@ def test_plan_is_nonnegative_with_rows_of_one(operator, masked):
         assert not rows[wanted == 0].any()
 
 
-@every_operator
+@every_backend
 def test_columns_are_what_the_table_promises(operator):
     q, k, _ = tokens(m=N)
     enough = {"iters": 2000} if operator.columns == "limit" else {}
@@ -154,7 +165,7 @@ def test_columns_are_what_the_table_promises(operator):
         assert error > 0.1
 
 
-@every_operator
+@every_backend
 def test_constants_pass_through(operator):
     q, k, v = tokens(m=keys_for(operator))
     rows = operator.plan(q, k).sum(-1, keepdim=True)
@@ -164,7 +175,7 @@ def test_constants_pass_through(operator):
     torch.testing.assert_close(result, rows.expand(*BATCH, N, E))
 
 
-@every_operator
+@every_backend
 def test_order_of_tokens_does_not_matter(operator):
     m = keys_for(operator)
     q, k, v = tokens(m=m)
@@ -181,7 +192,7 @@ def test_order_of_tokens_does_not_matter(operator):
         assert not (same and torch.allclose(other_queries, result[..., queries, :]))
 
 
-@every_operator
+@every_backend
 def test_a_batch_slot_does_not_feel_its_neighbours(operator):
     m = keys_for(operator)
     q, k, v = tokens(m=m)
@@ -191,7 +202,7 @@ def test_a_batch_slot_does_not_feel_its_neighbours(operator):
     torch.testing.assert_close(operator.attention(q, k, v, **options)[0, 0], together[0, 0])
 
 
-@every_operator
+@every_backend
 def test_padding_is_invisible(operator):
     if operator.masks == "none":
         pytest.skip("it takes no padding")
@@ -218,7 +229,7 @@ def test_padding_is_invisible(operator):
             assert not one.grad[..., size:, :].any()
 
 
-@every_operator
+@every_backend
 def test_a_causal_promise_is_kept(operator):
     # an operator that cannot hide pairs is causal by itself, or not at all
     causal = torch.ones(N, N, dtype=torch.bool).tril()
@@ -234,14 +245,14 @@ def test_a_causal_promise_is_kept(operator):
     assert seen == (operator.causal or operator.name == "hard")
 
 
-@every_operator
+@every_backend
 def test_an_operator_is_causal_without_a_mask_if_it_says_so(operator):
     q, k, _ = tokens(m=N)
     seen = operator.plan(q, k).triu(1).any()
     assert not seen if operator.always_causal else seen
 
 
-@every_operator
+@every_backend
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_dtype_is_kept(operator, dtype):
     for n, m in ((N, keys_for(operator)), (0, 0)):
@@ -250,7 +261,7 @@ def test_dtype_is_kept(operator, dtype):
         assert operator.plan(q, k).dtype == dtype
 
 
-@every_operator
+@every_backend
 def test_autocast_changes_nothing(operator):
     q, k, v = tokens(m=keys_for(operator), dtype=torch.float32)
     plan, result = operator.plan(q, k), operator.attention(q, k, v)
@@ -259,7 +270,7 @@ def test_autocast_changes_nothing(operator):
         torch.testing.assert_close(operator.attention(q, k, v), result)
 
 
-@every_operator
+@every_backend
 def test_tokens_without_features_have_a_plan(operator):
     q, k, v = tokens(m=keys_for(operator))
     q, k = q[..., :0], k[..., :0]
@@ -269,7 +280,7 @@ def test_tokens_without_features_have_a_plan(operator):
     assert operator.attention(q, k, v[..., :0]).shape == (*BATCH, N, 0)
 
 
-@every_operator
+@every_backend
 def test_any_layout_is_accepted(operator):
     q, k, v = tokens(m=keys_for(operator))
     wanted = operator.attention(q, k, v)
@@ -286,7 +297,7 @@ def test_any_layout_is_accepted(operator):
     torch.testing.assert_close(operator.attention(q[0, 0], k[0, 0], v[0, 0]), wanted[0, 0])
 
 
-@every_operator
+@every_backend
 @pytest.mark.parametrize(("n", "m"), [(0, 0), (1, 1), (1, 5), (5, 1), (0, 3), (3, 0)])
 def test_smallest_shapes(operator, n, m):
     q, k, v = tokens(n=n, m=m)
@@ -302,7 +313,7 @@ def test_smallest_shapes(operator, n, m):
         assert not result.any()
 
 
-@every_operator
+@every_backend
 def test_empty_batch(operator):
     m = keys_for(operator)
     q, k, v = tokens(m=m, batch=(0, 3))
@@ -310,7 +321,7 @@ def test_empty_batch(operator):
     assert operator.plan(q, k).shape == (0, 3, N, m)
 
 
-@every_operator
+@every_backend
 def test_gradients(operator):
     q, k, v = (t.requires_grad_() for t in tokens(3, keys_for(operator, 3, 5), batch=(2,)))
     few = {"iters": 3} if "iters" in operator.options() else {}
@@ -320,7 +331,7 @@ def test_gradients(operator):
         assert torch.autograd.gradcheck(lambda t: operator.attention(q, k, t), (v,))
 
 
-@every_operator
+@every_backend
 def test_masked_rows_have_zero_gradient(operator):
     m = keys_for(operator)
     q, k, v = (t.requires_grad_() for t in tokens(m=m))
@@ -362,7 +373,7 @@ def test_full_graph_compile(operator):
     torch.testing.assert_close(compiled(q, k, v, **options), operator.attention(q, k, v, **options))
 
 
-@every_operator
+@every_backend
 def test_permutation_scores_give_the_permutation(operator):
     if operator.name in NOT_SHARP:
         pytest.skip(NOT_SHARP[operator.name])
@@ -372,7 +383,7 @@ def test_permutation_scores_give_the_permutation(operator):
     torch.testing.assert_close(plan, torch.eye(N, dtype=torch.float64)[order], atol=1e-8, rtol=0)
 
 
-@every_operator
+@every_backend
 def test_identical_keys_share_equally(operator):
     if operator.name in NOT_EVEN:
         pytest.skip(NOT_EVEN[operator.name])
