@@ -269,6 +269,26 @@ def test_the_slope_at_the_kink_is_that_of_keys_that_are_not_held_back():
     torch.testing.assert_close(*slopes, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+def test_a_broken_gradient_reaches_all_that_its_row_was_made_of(backend, number, masked):
+    # a gradient scaler that finds none of it would take the step
+    q, k, v = (x.requires_grad_() for x in tokens(23, (2,), torch.float32))
+    mask = window(23) if masked else None
+    result = bistoch.causal_elastic_attention(q, k, v, mask=mask, block=4, backend=backend)
+    arriving = torch.ones_like(result)
+    arriving[1, 17, 2] = number
+    seen = window(23)[17] if masked else torch.arange(23) <= 17
+    for name, grad in zip("qkv", torch.autograd.grad(result, (q, k, v), arriving), strict=True):
+        assert grad[0].isfinite().all(), name
+        rows = ~grad[1].isfinite().all(-1)
+        assert rows[17], name
+        # a query is felt by the rows of later blocks
+        wanted = torch.arange(23) < 16 if name == "q" else seen
+        assert rows[wanted].all(), name
+
+
 def test_an_overwhelming_sink_is_tamed_in_time():
     # each block may lower it by a factor: after enough of them it has its share, and no more
     scores = toy(400, sink=30.0)
