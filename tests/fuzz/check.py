@@ -14,7 +14,7 @@ from torch import Tensor
 
 import bistoch
 from fuzz.agree import Results, Values, agree, convert, peak, working
-from fuzz.call import Call, Found, evaluate, limits, put
+from fuzz.call import Call, Found, evaluate, limits
 from fuzz.exact import (
     LAST,
     allowed_pairs,

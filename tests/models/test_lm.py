@@ -1,4 +1,4 @@
-"""The language model: nothing from the future, places by difference, other operators refused."""
+"""The language model: nothing from the future, positions by difference, other operators refused."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def test_padding_at_the_end_is_invisible():
     torch.testing.assert_close(padded[:, :7], model(tokens), atol=1e-12, rtol=0)
 
 
-def test_products_of_turned_tokens_depend_on_the_difference_of_places():
+def test_products_of_turned_tokens_depend_on_the_difference_of_positions():
     query, key = torch.randn(2, 6, dtype=torch.float64)
     products = rotate(query.expand(7, 6)) @ rotate(key.expand(7, 6)).T
     for shift in range(-6, 7):
@@ -72,7 +72,7 @@ def test_products_of_turned_tokens_depend_on_the_difference_of_places():
     torch.testing.assert_close(rotate(query[None])[0], query)
 
 
-def test_low_precision_counts_far_places():
+def test_low_precision_counts_far_positions():
     x = torch.ones(5000, 4)
     exact, low = rotate(x.double()), rotate(x.bfloat16())
     assert low.dtype == torch.bfloat16
@@ -109,9 +109,9 @@ STEPS = ["softmax", "sink(learn='head')", "entmax", "causal_elastic(block=4)",
 
 @pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS.keys())
 @pytest.mark.parametrize("operator", STEPS)
-@pytest.mark.parametrize("places", [None, LENGTH])
-def test_a_text_read_in_steps_is_the_text_read_at_once(operator, cuts, places):
-    model = make(operator, places=places)
+@pytest.mark.parametrize("positions", [None, LENGTH])
+def test_a_text_read_in_steps_is_the_text_read_at_once(operator, cuts, positions):
+    model = make(operator, positions=positions)
     tokens = torch.randint(11, (2, LENGTH))
     past, rows = None, []
     for piece in tokens.split(cuts, -1):
@@ -150,26 +150,26 @@ def test_a_cache_reads_every_token_once(monkeypatch):
 
 def test_an_operator_without_steps_says_so():
     model = make("delta")
-    assert not model.steps
-    with pytest.raises(NotImplementedError, match=r"delta.* has no step.*read the whole text"):
+    assert not model.can_step
+    with pytest.raises(NotImplementedError, match=r"delta.* has no step.*compute the whole text"):
         model.step(torch.randint(11, (1, 5)))
 
 
-def test_learned_places_end():
-    model = make(places=7)
-    changed = make(places=7)
+def test_learned_positions_end():
+    model = make(positions=7)
+    changed = make(positions=7)
     changed.load_state_dict(model.state_dict())
-    changed.places.weight.data[3] += torch.randn(8)
+    changed.positions.weight.data[3] += torch.randn(8)
     tokens = torch.randint(11, (1, 7))
     before, after = model(tokens), changed(tokens)
     assert torch.equal(before[:, :3], after[:, :3])
     assert not torch.allclose(before[:, 3], after[:, 3])
-    with pytest.raises(ValueError, match="a place was learned for 7 tokens, but the text has 8"):
+    with pytest.raises(ValueError, match="7 learned positions, but the text has 8"):
         model.generate(tokens, 2)
     # what does not turn need not come in pairs
-    assert make(places=7, dim=6).config.dim == 6
-    with pytest.raises(ValueError, match="places must be at least 1, but it is 0"):
-        make(places=0)
+    assert make(positions=7, dim=6).config.dim == 6
+    with pytest.raises(ValueError, match="positions must be at least 1, but it is 0"):
+        make(positions=0)
 
 
 @pytest.mark.parametrize("temperature", [-1.0, float("nan"), float("inf")])

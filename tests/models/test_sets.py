@@ -63,7 +63,7 @@ def test_one_balanced_query_is_refused(operator):
     name = operator.split("(")[0]
     with pytest.raises(ValueError, match=f"^PMA: seeds=1 leaves the balanced operator '{name}'"):
         PMA(8, 2, 1, operator)
-    with pytest.raises(ValueError, match=r"^ISAB: inducing=1 .* the plain mean over points; use"):
+    with pytest.raises(ValueError, match=r"^ISAB: inducing=1 .* the mean over points; use"):
         ISAB(8, 2, 1, operator)
 
 

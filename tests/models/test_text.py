@@ -20,7 +20,7 @@ def batch(sentences, length=0):
 
 
 @pytest.mark.parametrize("pool", ["max", "mean"])
-@pytest.mark.parametrize("norm", ["before", "after"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize(
     "operator", ["softmax", "sinkhorn(iters=7)", "elastic(lam=0.5)", "sliced", "lowrank", "hard"]
 )

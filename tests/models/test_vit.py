@@ -18,7 +18,7 @@ def make(operator="softmax", **changes):
 def test_patches_are_the_rectangles_of_the_picture(channels):
     model = make(channels=channels)
     images = torch.randn(2, 6, 10, channels, dtype=torch.float64)
-    patches = model.cut(images)
+    patches = model.patches(images)
     assert patches.shape == (2, 4, 15 * channels)
     for number, (row, column) in enumerate([(0, 0), (0, 5), (3, 0), (3, 5)]):
         wanted = images[:, row : row + 3, column : column + 5].flatten(1)
@@ -34,7 +34,7 @@ def test_a_grey_picture_needs_no_axis_of_channels():
 def test_stripes_are_as_wide_as_the_picture():
     model = build_model("vit_stripes")
     images = torch.rand(2, 28, 28)
-    assert torch.equal(model.cut(images), images.reshape(2, 7, 112))
+    assert torch.equal(model.patches(images), images.reshape(2, 7, 112))
     with torch.no_grad(), capture(model) as seen:
         assert model(images).shape == (2, 10)
     # seven stripes and the class token, one head, two layers
@@ -60,9 +60,9 @@ def test_mean_pooling_makes_the_last_balanced_attention_irrelevant(depth):
     last = model.blocks[-1].attention
     assert last.query.weight.grad.abs().max() < 1e-12
     assert last.value.weight.grad.abs().max() > 1e-3
-    plan = last.plan(model.embed(model.cut(images)))
+    plan = last.plan(model.embed(model.patches(images)))
     scramble_last(model)
-    assert (last.plan(model.embed(model.cut(images))) - plan).abs().max() > 0.1
+    assert (last.plan(model.embed(model.patches(images))) - plan).abs().max() > 0.1
     torch.testing.assert_close(model(images), before, atol=1e-9, rtol=0)
 
 

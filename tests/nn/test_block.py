@@ -10,12 +10,12 @@ def make(**changes):
     return Block(8, 2, "elastic(lam=0.5)", **changes).double().eval()
 
 
-def test_norms_before_and_after():
+def test_pre_and_post_norm():
     x = torch.randn(2, 7, 8).double()
-    block = make(norm="before")
+    block = make(norm="pre")
     y = x + block.attention(block.attention_norm(x))
     torch.testing.assert_close(block(x), y + block.mlp(block.mlp_norm(y)))
-    block = make(norm="after")
+    block = make(norm="post")
     y = block.attention_norm(x + block.attention(x))
     torch.testing.assert_close(block(x), block.mlp_norm(y + block.mlp(y)))
 
@@ -45,7 +45,7 @@ def test_an_injected_module_is_copied():
 
 
 def test_mistakes_are_told():
-    with pytest.raises(ValueError, match=r"^Block: norm must be one of 'before', 'after'"):
+    with pytest.raises(ValueError, match=r"^Block: norm must be one of 'pre', 'post'"):
         make(norm="first")
     with pytest.raises(ValueError, match=r"^Block: mlp must be at least 0, but it is -1"):
         make(mlp=-1)

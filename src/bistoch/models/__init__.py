@@ -1,6 +1,6 @@
 """Small models, one file each, with the operator injected.
 
-`MODELS` lists them, `PRESETS` the published set-ups; `build_model` makes either by name.
+`MODELS` lists them, `PRESETS` published configurations; `build_model` makes either by name.
 """
 
 from types import MappingProxyType
@@ -58,7 +58,7 @@ PRESETS = MappingProxyType({
     ),
     "text_sinkformer": Preset(
         "text",
-        {"classes": 2, "depth": 6, "dim": 256, "heads": 8, "mlp": 4, "norm": "after",
+        {"classes": 2, "depth": 6, "dim": 256, "heads": 8, "mlp": 4, "norm": "post",
          "pool": "max", "dropout": 0.1},
         "Sander et al. 2022, Sinkformers, IMDb",
     ),

@@ -1,4 +1,4 @@
-"""From the name of a model and the text of an operator to a model."""
+"""Configs of models: from their text, and checked."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 from torch import nn
 
-from bistoch.functional import check_options, read_call
+from bistoch.functional import _inputs, check_options, read_call
 from bistoch.nn import OperatorModule
+from bistoch.nn.heads import check_division
 
 Kind = Literal["images", "points", "text", "tokens", "corpus", "series"]
 
@@ -40,7 +41,7 @@ def make_config(
 ) -> tuple[Model, Any]:
     """The row and the config of "name" or "name(option=value, ...)", a model or a preset.
 
-    Later words win: the preset first, then the options in the text, then those given by name.
+    Options in the text override those of the preset, and options given by name override both.
     """
     name, written = read_call(text, "model", "vit(depth=2, dim=128)")
     if name not in models and name not in presets:
@@ -60,6 +61,13 @@ def make_config(
     # JSON has no tuples: a config that was saved brings lists
     wanted = {k: tuple(v) if isinstance(v, list) else v for k, v in wanted.items()}
     return row, row.config(**wanted)
+
+
+def check_sizes(model: str, config: Any, *counts: str) -> None:
+    """Check that some fields of a config are at least one, and that heads divide dim."""
+    for name in counts:
+        _inputs.check_count(model, name, getattr(config, name), least=1)
+    check_division(model, "dim", config.dim, "heads", config.heads)
 
 
 def operators(model: nn.Module) -> dict[str, OperatorModule]:

@@ -1,4 +1,4 @@
-"""A forecaster of many series at once: linear in time, with a mixer of channels of your choice."""
+"""A forecaster of multivariate series: linear in time, channels mixed by an operator."""
 
 import copy
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bistoch.functional import OPERATORS, _inputs, parse_operator
+from bistoch.models.build import check_sizes
 from bistoch.nn import Attention, Mixing, OrthoTrans
 from bistoch.nn.block import feed_forward
-from bistoch.nn.heads import check_division
 
 
 @dataclass(frozen=True)
@@ -18,14 +18,14 @@ class ForecastConfig:
     """The sizes of a `Forecaster`.
 
     Args:
-        channels: how many series there are.
-        lookback, horizon: times that are seen, and times that are predicted.
-        extend: learned factors that every series is multiplied by before it is looked at.
+        channels: number of series.
+        lookback, horizon: time steps of the input and of the forecast.
+        extend: number of learned factors that every series is multiplied by.
         depth, dim: blocks, features of a channel.
-        heads: heads of a mixer that attends; NormLin has none.
-        mlp: hidden features of a block's network in units of `dim`.
+        heads: heads of attention between channels; NormLin has none.
+        mlp: hidden features of the MLP of a block in units of `dim`.
         mix: whether channels are mixed at all.
-        dropout: probability of dropping an entry of what mixer, network or head returns.
+        dropout: probability of dropping an output of mixer, MLP or head.
     """
 
     channels: int
@@ -40,21 +40,19 @@ class ForecastConfig:
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("channels", "lookback", "horizon", "extend", "depth", "mlp"):
-            _inputs.check_count("Forecaster", name, getattr(self, name), least=1)
-        check_division("Forecaster", "dim", self.dim, "heads", self.heads)
+        names = ("channels", "lookback", "horizon", "extend", "depth", "mlp")
+        check_sizes("Forecaster", self, *names)
 
 
 class Forecaster(nn.Module):
-    """OLinear: windows in axes where their times are uncorrelated, channels mixed by an operator.
+    """OLinear: windows in a basis where time steps are uncorrelated, channels mixed by an operator.
 
     Every channel is one token. With "mixing", the default, the mixer is NormLin: a learned matrix
-    that does not look at the tokens, so that there are no queries and keys. Any other operator
-    mixes by attention, and `mix=False` not at all. The plan is never thinned out by dropout, which
-    would undo its sums.
+    that does not depend on the tokens. Any other operator mixes by attention, and `mix=False` not
+    at all. There is no dropout on the plan, which would change its sums.
 
-    Call `fit_axes` with the training rows before the first step: until then the axes are those of
-    time itself.
+    Call `fit_axes` with the training rows before the first step: until then the basis is the
+    identity.
 
     Args:
         config: its sizes.
@@ -101,7 +99,7 @@ class Forecaster(nn.Module):
     def forward(
         self, windows: Float[Tensor, "b lookback channels"]
     ) -> Float[Tensor, "b horizon channels"]:
-        """The next times of every channel."""
+        """The next time steps of every channel."""
         config = self.config
         _inputs.check_floating(
             "Forecaster", "windows", windows, axes="(batch, lookback, channels)", rank=3
@@ -142,7 +140,7 @@ class ForecastBlock(nn.Module):
 
 
 class StaticMixer(nn.Module):
-    """A mixer whose plan does not look at the tokens: out(plan @ value(x))."""
+    """A mixer whose plan does not depend on the tokens: out(plan @ value(x))."""
 
     def __init__(self, dim: int, operator: nn.Module):
         super().__init__()
@@ -156,9 +154,9 @@ class StaticMixer(nn.Module):
 
 
 class RevIN(nn.Module):
-    """Every window in units of its own, and the forecast back in those of the window.
+    """Reversible instance normalization: standardise every window, and undo it on the forecast.
 
-        z = (x - mean) / sqrt(var + eps) * factor + shift,    mean and var over the times of x
+        z = (x - mean) / sqrt(var + eps) * factor + shift,    mean and var over the time steps of x
 
     Mean and deviation receive no gradient.
 
@@ -190,7 +188,7 @@ class RevIN(nn.Module):
     ) -> Float[Tensor, "b n channels"]:
         """A scaled forecast in the units of its window."""
         mean, deviation = level
-        # a factor that was learned to be zero must not divide
+        # a learned factor of zero must not divide
         return (z - self.shift) / (self.factor + self.eps**2) * deviation + mean
 
 

@@ -1,4 +1,4 @@
-"""A small Point Cloud Transformer: self-attention among all points, as an offset."""
+"""A small Point Cloud Transformer: offset attention among all points."""
 
 import copy
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from bistoch.functional import _inputs
+from bistoch.models.build import check_sizes
 from bistoch.models.pooling import max_of_real, mean_of_real
 from bistoch.models.sets import check_points
 from bistoch.nn import Attention
-from bistoch.nn.heads import check_division
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class PointConfig:
     """The sizes of a `PointTransformer`.
 
     Args:
-        classes: how many classes there are.
+        classes: number of classes.
         coordinates: numbers per point.
         depth, dim, heads: blocks, features of a point, heads of a block.
-        summary: features of the summary of a cloud, made from what all blocks returned.
-        dropout: probability of dropping an entry of the summary's hidden layer.
+        summary: pooled features, made from the outputs of all blocks.
+        dropout: probability of dropping a hidden feature of the classifier.
     """
 
     classes: int
@@ -35,18 +35,16 @@ class PointConfig:
     dropout: float = 0.5
 
     def __post_init__(self) -> None:
-        for name in ("classes", "coordinates", "depth"):
-            _inputs.check_count("PointTransformer", name, getattr(self, name), least=1)
-        # its hidden layer is half as wide
+        check_sizes("PointTransformer", self, "classes", "coordinates", "depth")
+        # the hidden layer of the classifier is half as wide
         _inputs.check_count("PointTransformer", "summary", self.summary, least=2)
-        check_division("PointTransformer", "dim", self.dim, "heads", self.heads)
 
 
 class PointTransformer(nn.Module):
-    """A classifier of point clouds: offset attention among all points, largest and mean features.
+    """A classifier of point clouds: offset attention among all points, then max- and mean-pool.
 
-    The published model without its search for neighbours, and with norms over the features of a
-    point in place of norms over the batch: no cloud feels its neighbours in the batch.
+    The published model without its neighbour search, and with layer norms in place of batch norms,
+    so that a cloud does not depend on the rest of the batch.
 
     Args:
         config: its sizes.
@@ -94,13 +92,12 @@ class PointTransformer(nn.Module):
 
 
 class OffsetBlock(nn.Module):
-    """Offset attention: a point moves by what distinguishes it from what it attends to.
+    """Offset attention: a function of the difference of a point to what it attends to.
 
         x + relu(norm(linear(x - attention(x))))
 
-    Up to the projections, x - P x is a Laplacian of the plan P. Its rows sum to zero for every
-    operator; a doubly stochastic one makes its columns sum to zero too, so that these differences
-    sum to zero over a cloud.
+    Up to the projections, x - P x is the Laplacian of the plan P. Its rows sum to zero for every
+    operator, and its columns too for a doubly stochastic one.
 
     >>> import torch
     >>> OffsetBlock(8, heads=2, operator="softmax")(torch.randn(2, 11, 8)).shape

@@ -1,4 +1,4 @@
-"""One vector from many: the mean and the maximum over tokens that are real."""
+"""Mean and maximum over the real tokens."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,7 +16,7 @@ def mean_of_real(
     if mask is None:
         return x.sum(-2) / max(x.shape[-2], 1)
     weight = mask.to(x.dtype)
-    # padding is filled and not only weighed by zero: what stands there may be infinite
+    # padding is overwritten and not only multiplied by zero: it may be infinite
     total = x.masked_fill(~mask[..., None], 0).sum(-2)
     return total / weight.sum(-1, keepdim=True).clamp(min=1)
 

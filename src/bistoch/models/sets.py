@@ -1,4 +1,4 @@
-"""A Set Transformer: point clouds in any order, through a few points that are learned."""
+"""A Set Transformer: point clouds in any order, through learned inducing points."""
 
 import copy
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from bistoch.functional import _inputs
+from bistoch.models.build import check_sizes
 from bistoch.nn import Attention
-from bistoch.nn.heads import check_division
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,13 @@ class SetConfig:
     """The sizes of a `SetTransformer`.
 
     Args:
-        classes: how many classes there are.
+        classes: number of classes.
         coordinates: numbers per point.
         depth, dim, heads: blocks, features of a point, heads of a block.
-        inducing: learned points through which all points of a block attend.
-        seeds: learned queries that collect the answer.
-        pooling: the operator of the seeds. It is not the operator of the blocks, see `PMA`.
-        dropout: probability of dropping an entry before and after the pooling.
+        inducing: inducing points of a block.
+        seeds: learned queries of the pooling.
+        pooling: the operator of the pooling. It is not the operator of the blocks, see `PMA`.
+        dropout: probability of dropping a feature before and after the pooling.
     """
 
     classes: int
@@ -37,18 +37,17 @@ class SetConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("classes", "coordinates", "depth", "inducing", "seeds"):
-            _inputs.check_count("SetTransformer", name, getattr(self, name), least=1)
-        check_division("SetTransformer", "dim", self.dim, "heads", self.heads)
+        names = ("classes", "coordinates", "depth", "inducing", "seeds")
+        check_sizes("SetTransformer", self, *names)
 
 
 class SetTransformer(nn.Module):
-    """A classifier of point clouds that does not look at the order of the points.
+    """A classifier of point clouds that does not depend on the order of the points.
 
     Args:
         config: its sizes.
-        operator: text or module for `bistoch.nn.Attention` in the blocks. It must serve a number
-            of keys other than that of the queries.
+        operator: text or module for `bistoch.nn.Attention` in the blocks. It must accept other
+            numbers of keys than of queries.
 
     >>> import torch
     >>> model = SetTransformer(SetConfig(classes=10, dim=16, inducing=4), "elastic(lam=0.5)").eval()
@@ -83,7 +82,7 @@ class SetTransformer(nn.Module):
 
 
 class MAB(nn.Module):
-    """Multi-head attention block: tokens take from others, beside skips and before norms.
+    """Multi-head attention block with residual connections and post-norms.
 
     h = norm(x + attention(x, y)),   norm(h + relu(linear(h)))
     """
@@ -102,15 +101,15 @@ class MAB(nn.Module):
         key_mask: Bool[Tensor, "b m"] | None = None,
     ) -> Float[Tensor, "b n d"]:
         """The tokens x after they attended to y."""
-        found = self.attention(x, y, query_mask=query_mask, key_mask=key_mask)
-        x = self.attention_norm(x + found)
+        attended = self.attention(x, y, query_mask=query_mask, key_mask=key_mask)
+        x = self.attention_norm(x + attended)
         return self.mlp_norm(x + self.mlp(x).relu())
 
 
 class ISAB(nn.Module):
-    """Induced set attention: learned points collect from all points, all points take from these.
+    """Induced set attention: inducing points attend to all points, all points attend to these.
 
-    The work is linear in the number of points. One inducing point under a balanced operator is
+    The cost is linear in the number of points. A single inducing point under a balanced operator is
     refused, for the reason given at `PMA`.
 
     >>> import torch
@@ -136,18 +135,16 @@ class ISAB(nn.Module):
 
 
 class PMA(nn.Module):
-    """Pooling by attention: learned seeds collect from all points.
+    """Pooling by attention: learned seeds attend to all points.
 
     **One seed and balance.** A plan with one row that sums to one and m equal columns is 1/m
     everywhere, whatever the scores: a single balanced query is mean pooling, and its seed, queries
     and keys learn nothing. Elastic balance of a single query is softmax((1 - lam) scores), another
-    temperature. So pooling has an operator of its own, by default softmax, and one seed with an
-    operator that weighs columns is refused. From two seeds on balance means something: all points
-    are used equally in total, and the seeds share them out.
+    temperature. So pooling has its own operator, by default softmax, and one seed with an operator
+    that controls columns is refused. With two or more seeds, balance makes them share the points.
 
     Args:
-        dim: features of a point.
-        heads: number of heads.
+        dim, heads: features of a point, heads.
         seeds: how many vectors to return.
         operator: as for `bistoch.nn.Attention`.
 
@@ -157,7 +154,7 @@ class PMA(nn.Module):
     >>> PMA(16, heads=2, seeds=1, operator="sinkhorn")
     Traceback (most recent call last):
     ...
-    ValueError: PMA: seeds=1 leaves the balanced operator 'sinkhorn' nothing to share out: ...
+    ValueError: PMA: seeds=1 leaves the balanced operator 'sinkhorn' no choice: ...
     """
 
     def __init__(self, dim: int, heads: int, seeds: int, operator: str | nn.Module = "softmax"):
@@ -170,7 +167,7 @@ class PMA(nn.Module):
     def forward(
         self, x: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b seeds d"]:
-        """What the seeds collected; `mask` is True where a point is real."""
+        """The pooled vectors; `mask` is True where a point is real."""
         return self.collect(self.seeds.expand(len(x), *self.seeds.shape), x, key_mask=mask)
 
 
@@ -189,7 +186,7 @@ def _refuse_single_query(layer: str, name: str, count: int, operator: nn.Module)
     row = getattr(operator, "row", None)
     if count == 1 and row is not None and row.columns != "free":
         raise ValueError(
-            f"{layer}: {name}=1 leaves the balanced operator {row.name!r} nothing to share out: it "
-            "flattens the only row towards the plain mean over points; use "
+            f"{layer}: {name}=1 leaves the balanced operator {row.name!r} no choice: a single row "
+            "with equal columns is the mean over points; use "
             f"{name}=2 or more, or softmax for this layer"
         )

@@ -1,4 +1,4 @@
-"""A classifier of sentences, whose result does not depend on how they are padded or batched."""
+"""A text classifier whose result does not depend on padding and batching."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,10 +8,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from bistoch.functional import _inputs
+from bistoch.models.build import check_sizes
 from bistoch.models.ids import PADDING, check_ids
 from bistoch.models.pooling import max_of_real, mean_of_real
 from bistoch.nn import Block
-from bistoch.nn.heads import check_division
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,14 @@ class TextConfig:
     """The sizes of a `TextEncoder`.
 
     Args:
-        vocabulary: how many tokens are known, padding (number 0) counted.
-        classes: how many classes there are.
+        vocabulary: number of tokens, padding (id 0) included.
+        classes: number of classes.
         depth, dim, heads: blocks, features of a token, heads of a block.
-        mlp: hidden features of a block's network in units of `dim`.
-        norm: "before" or "after", where the norms of a block stand.
-        pool: "max" or "mean" over the real tokens. Behind a balanced operator the mean keeps little
+        mlp: hidden features of the MLP of a block in units of `dim`.
+        norm: "pre" or "post".
+        pool: "max" or "mean" over the real tokens. After a balanced operator the mean keeps little
             of the last attention, see `ViT`.
-        dropout: probability of dropping an entry of what attention or the network returns.
+        dropout: probability of dropping an output of attention or MLP.
     """
 
     vocabulary: int
@@ -35,23 +35,21 @@ class TextConfig:
     dim: int = 128
     heads: int = 4
     mlp: int = 2
-    norm: Literal["before", "after"] = "before"
+    norm: Literal["pre", "post"] = "pre"
     pool: Literal["max", "mean"] = "max"
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "classes", "depth"):
-            _inputs.check_count("TextEncoder", name, getattr(self, name), least=1)
-        check_division("TextEncoder", "dim", self.dim, "heads", self.heads)
+        check_sizes("TextEncoder", self, "vocabulary", "classes", "depth")
         _inputs.check_choice("TextEncoder", "pool", self.pool, ("max", "mean"))
 
 
 class TextEncoder(nn.Module):
-    """A classifier of sentences: words and their places, blocks, and a pool over real tokens.
+    """A text classifier: embeddings and positions, blocks, and a pool over real tokens.
 
-    Padding neither sends nor receives mass, and places are counted over real tokens. So a sentence
-    has the same scores alone, in any batch, and behind any number of paddings. (monarch needs a
-    fixed `block` for it and quantum fixed `tokens`: their sizes follow the padded length else.)
+    Padding neither sends nor receives mass, and positions are counted over real tokens. So a text
+    has the same scores alone, in any batch, and with any amount of padding. (monarch needs a fixed
+    `block` for that and quantum fixed `tokens`: else their sizes follow the padded length.)
 
     Args:
         config: its sizes.
@@ -85,8 +83,8 @@ class TextEncoder(nn.Module):
         """The scores of the classes.
 
         Args:
-            tokens: numbers of words, filled up with zeros.
-            mask: True where a token is real; by default where its number is not 0.
+            tokens: token ids, padded with zeros.
+            mask: True where a token is real; by default where its id is not 0.
         """
         check_ids("TextEncoder", tokens, self.config.vocabulary)
         mask = tokens != PADDING if mask is None else mask
@@ -99,8 +97,8 @@ class TextEncoder(nn.Module):
         return self.classify(x)
 
 
-def sinusoids(places: Int[Tensor, "*b n"], dim: int) -> Float[Tensor, "*b n dim"]:
-    """Places as waves of many lengths: sines in one half of the features, cosines in the other.
+def sinusoids(positions: Int[Tensor, "*b n"], dim: int) -> Float[Tensor, "*b n dim"]:
+    """Sinusoidal positions: sines in one half of the features, cosines in the other.
 
         sin(p / 10000^(k / half)),  cos(p / 10000^(k / half)),   k = 0 .. half - 1
 
@@ -111,6 +109,6 @@ def sinusoids(places: Int[Tensor, "*b n"], dim: int) -> Float[Tensor, "*b n dim"
     Reference: Vaswani et al., Attention is all you need, NeurIPS 2017.
     """
     half = (dim + 1) // 2
-    speed = 10000.0 ** (-torch.arange(half, device=places.device) / half)
-    angle = places[..., None] * speed
+    speed = 10000.0 ** (-torch.arange(half, device=positions.device) / half)
+    angle = positions[..., None] * speed
     return torch.cat([angle.sin(), angle.cos()], -1)[..., :dim]

@@ -1,4 +1,4 @@
-"""A vision Transformer: a picture cut into patches or stripes, with the operator of your choice."""
+"""A vision Transformer on square patches or stripes, with the operator of your choice."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bistoch.functional import _inputs
+from bistoch.models.build import check_sizes
 from bistoch.nn import Block
-from bistoch.nn.heads import check_division
 
 
 @dataclass(frozen=True)
@@ -17,15 +17,15 @@ class ViTConfig:
     """The sizes of a `ViT`.
 
     Args:
-        image: height and width of a picture.
-        classes: how many classes there are.
+        image: height and width of an image.
+        classes: number of classes.
         channels: numbers per pixel, 1 for grey.
-        patch: height and width of a patch. One as wide as the picture is a stripe.
+        patch: height and width of a patch. One as wide as the image is a stripe.
         depth, dim, heads: blocks, features of a token, heads of a block.
-        mlp: hidden features of a block's network in units of `dim`; 0 for attention only.
-        pool: "cls" reads the answer from a token of its own, "mean" from the mean of all tokens.
-            The class token comes first, so operators that are causal by themselves need "mean".
-        dropout: probability of dropping an entry of what attention or the network returns.
+        mlp: hidden features of the MLP of a block in units of `dim`; 0 for attention only.
+        pool: "cls" classifies a class token, "mean" the mean of all tokens. The class token comes
+            first, so operators that are always causal need "mean".
+        dropout: probability of dropping an output of attention or MLP.
     """
 
     image: tuple[int, int]
@@ -40,9 +40,7 @@ class ViTConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("classes", "channels", "depth"):
-            _inputs.check_count("ViT", name, getattr(self, name), least=1)
-        check_division("ViT", "dim", self.dim, "heads", self.heads)
+        check_sizes("ViT", self, "classes", "channels", "depth")
         _inputs.check_choice("ViT", "pool", self.pool, ("cls", "mean"))
         if not _fits(self.image, self.patch):
             raise ValueError(
@@ -53,18 +51,18 @@ class ViTConfig:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """How many patches lie below each other, and side by side."""
+        """Rows and columns of patches."""
         return self.image[0] // self.patch[0], self.image[1] // self.patch[1]
 
 
 class ViT(nn.Module):
-    """A classifier of pictures: patches become tokens, blocks let them attend to each other.
+    """A classifier of images: patches are tokens.
 
-    **Mean pooling and balance.** A doubly stochastic plan keeps the mean of what it moves,
-    mean(P v) = mean(v). If nothing but a linear map follows, mean pooling returns the same for
-    every such plan: with `pool="mean"` and `mlp=0` the last attention does not matter at all, and
-    its queries and keys receive no gradient. With a network behind it, only what that network
-    bends is left of it. Use the class token, the default, to compare balanced operators.
+    **Mean pooling and balance.** A doubly stochastic plan keeps the mean: mean(P v) = mean(v). If
+    only a linear map follows, mean pooling returns the same for every such plan: with `pool="mean"`
+    and `mlp=0` the last attention has no effect, and its queries and keys receive no gradient. With
+    an MLP behind it, only the nonlinear part remains. Use the class token, the default, to compare
+    balanced operators.
 
     Args:
         config: its sizes.
@@ -86,15 +84,15 @@ class ViT(nn.Module):
         self.embed = nn.Linear(height * width * config.channels, config.dim)
         has_class = config.pool == "cls"
         tokens = config.grid[0] * config.grid[1] + has_class
-        self.place = nn.Parameter(0.02 * torch.randn(tokens, config.dim))
-        # the class token is its place: one vector more would be added to the same
+        # the class token is its position: one more vector would only be added to it
+        self.positions = nn.Parameter(0.02 * torch.randn(tokens, config.dim))
         self.has_class = has_class
         blocks = [
             Block(config.dim, config.heads, operator, mlp=config.mlp, dropout=config.dropout)
             for _ in range(config.depth)
         ]
         if has_class:
-            _refuse_blind_class(blocks[0].attention.operator)
+            _refuse_causal(blocks[0].attention.operator)
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(config.dim)
         self.classify = nn.Linear(config.dim, config.classes)
@@ -105,18 +103,18 @@ class ViT(nn.Module):
         Args:
             images: (batch, height, width, channels); the last axis may be missing if it is one.
         """
-        x = self.embed(self.cut(images))
+        x = self.embed(self.patches(images))
         if self.has_class:
             x = nn.functional.pad(x, (0, 0, 1, 0))
-        x = x + self.place
+        x = x + self.positions
         for block in self.blocks:
             x = block(x)
-        # pooled before the norm, which is then the same for both ways
+        # pooled before the norm, which is then the same for both
         x = x[:, 0] if self.has_class else x.mean(-2)
         return self.classify(self.norm(x))
 
-    def cut(self, images: Float[Tensor, "b ..."]) -> Float[Tensor, "b patches pixels"]:
-        """The patches of pictures, row by row, each as one vector."""
+    def patches(self, images: Float[Tensor, "b ..."]) -> Float[Tensor, "b patches pixels"]:
+        """The patches of images, row by row, each as one vector."""
         config = self.config
         _inputs.check_floating("ViT", "images", images, axes="(batch, height, width)", rank=3)
         if images.ndim == 3:
@@ -133,12 +131,12 @@ class ViT(nn.Module):
         return x.transpose(2, 3).flatten(3).flatten(1, 2).flatten(2)
 
 
-def _refuse_blind_class(operator: nn.Module) -> None:
+def _refuse_causal(operator: nn.Module) -> None:
     row = getattr(operator, "row", None)
     if row is not None and row.always_causal:
         raise ValueError(
-            f"ViT: pool='cls' reads the answer from the first token, which sees no other under the "
-            f"causal operator {row.name!r}; use pool='mean', or an operator that is not causal"
+            f"ViT: pool='cls' classifies the first token, which sees no other under the causal "
+            f"operator {row.name!r}; use pool='mean', or an operator that is not causal"
         )
 
 
@@ -150,7 +148,7 @@ def _are_sizes(*sizes: object) -> bool:
 
 
 def _nearest_patch(image: tuple[int, int], patch: tuple[int, int]) -> str:
-    """The patch that fits and is most like the one asked for, in words.
+    """The nearest patch that fits, as a hint.
 
     >>> _nearest_patch((30, 31), (4, 4))
     '; use for example patch=(3, 1)'

@@ -1,4 +1,4 @@
-"""One block of a Transformer: attention, then a network that sees every token alone."""
+"""One block of a Transformer: attention, then an MLP on every token."""
 
 import copy
 from typing import Literal
@@ -12,18 +12,18 @@ from bistoch.nn.heads import check_division, check_features, explain_misfit
 
 
 class Block(nn.Module):
-    """Attention and a small network, each beside a skip and before or after a norm.
+    """Attention and an MLP, each with a residual connection and a pre- or post-norm.
 
-        x = x + attention(norm(x)),  x = x + mlp(norm(x))           norm="before"
-        x = norm(x + attention(x)),  x = norm(x + mlp(x))           norm="after"
+        x = x + attention(norm(x)),  x = x + mlp(norm(x))           norm="pre"
+        x = norm(x + attention(x)),  x = norm(x + mlp(x))           norm="post"
 
     Args:
         dim: features of a token.
         heads: number of heads.
         operator: as for `bistoch.nn.Attention`. A module is copied, so that blocks made from the
             same one do not share what it learns.
-        mlp: hidden features of the network, in units of `dim`; 0 leaves the network out.
-        norm: "before" or "after", where the norms stand.
+        mlp: hidden features of the MLP in units of `dim`; 0 leaves it out.
+        norm: "pre" or "post".
         dropout: probability of dropping an entry of what either part returns.
 
     >>> import torch
@@ -39,15 +39,15 @@ class Block(nn.Module):
         operator: str | nn.Module = "softmax",
         *,
         mlp: int = 2,
-        norm: Literal["before", "after"] = "before",
+        norm: Literal["pre", "post"] = "pre",
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_division("Block", "dim", dim, "heads", heads)
         _inputs.check_probability("Block", "dropout", dropout)
         _inputs.check_count("Block", "mlp", mlp)
-        _inputs.check_choice("Block", "norm", norm, ("before", "after"))
-        self.norm_first = norm == "before"
+        _inputs.check_choice("Block", "norm", norm, ("pre", "post"))
+        self.norm_first = norm == "pre"
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = Attention(dim, heads, copy.deepcopy(operator), dropout=dropout)
         self.mlp_norm = nn.LayerNorm(dim) if mlp else None
@@ -79,7 +79,7 @@ class Block(nn.Module):
 
 
 def feed_forward(dim: int, hidden: int, dropout: float = 0.0) -> nn.Sequential:
-    """A network of one hidden layer for every token alone.
+    """An MLP with one hidden layer.
 
     >>> len(feed_forward(8, 16))
     5

@@ -16,7 +16,7 @@ def test_the_eight_token_study(tmp_path, monkeypatch):
     smoke = Settings(out=tmp_path, seeds=(0,), smoke=True)
     sizes = qdsformer.sizes(smoke)
     setup = Setup(sizes.data, sizes.model, "softmax", sizes.recipe, 0)
-    assert new_model(setup, open_task(sizes.data)).place.shape == (8, 128)
+    assert new_model(setup, open_task(sizes.data)).positions.shape == (8, 128)
     assert qdsformer.sizes(Settings(out=tmp_path)).data == "fashion-mnist"
     assert len(STUDY.seeds) >= 3
     names = [operator.split("(")[0] for operator in qdsformer.OPERATORS]

@@ -141,7 +141,7 @@ def new_model(sizes: Sizes, line: Line, task: NextCharacter, seed: int) -> Langu
     """The model of a line before training: for one seed all start from the same weights."""
     config = LanguageConfig(
         vocabulary=task.sizes["vocabulary"], depth=sizes.depth, dim=sizes.dim, heads=sizes.heads,
-        places=sizes.tested[0] if line.learned_positions else None,
+        positions=sizes.tested[0] if line.learned_positions else None,
     )  # fmt: skip
     with preserved_random_state():
         seed_all("weights", seed)
