@@ -23,7 +23,6 @@ HIDDEN = 1e30
 
 
 def agree(
-    what: str,
     found: Results,
     again: Callable[[Values], Results],
     values: Values,
@@ -36,7 +35,6 @@ def agree(
     """Raise `Found` if results are worse than their precision, the reference and the inputs allow.
 
     Args:
-        what: whose results these are.
         found: what to judge, by name.
         again: the reference, at the precision of the values.
         values: the arguments of the call.
@@ -55,7 +53,7 @@ def agree(
         best = exact[name]
         in_range = best.abs() < 0.9 * torch.finfo(tensor.dtype).max
         if not bool(tensor[in_range].isfinite().all()):
-            raise Found(f"{what}: {name} is not finite")
+            raise Found(f"{name} is not finite")
         error, size = distance(tensor, best, in_range), max(sizes.get(name, 1.0), peak(best))
         # a score and its potentials are rounded as they stand in the exponent
         lost = ROUNDINGS * eps * (terms + sizes["score"])
@@ -73,7 +71,7 @@ def agree(
             worst = max(worst, distance(shaken[number][name], best, in_range))
         if not error <= allowed + WORSE * worst:
             raise Found(
-                f"{what}: {name} is off by {error:.3g}, and {allowed + WORSE * worst:.3g} is "
+                f"{name} is off by {error:.3g}, and {allowed + WORSE * worst:.3g} is "
                 f"allowed; its largest entry is {peak(best):.3g}"
             )
 

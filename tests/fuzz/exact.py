@@ -2,6 +2,8 @@
 
 import math
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,19 +27,26 @@ def leading_axes(values: Values) -> torch.Size:
     return torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in tokens))
 
 
+def shape_of(values: Values) -> tuple[int, ...]:
+    """The shape of the plan."""
+    if "scores" in values:
+        return tuple(values["scores"].shape)
+    return (*leading_axes(values), values["query"].shape[-2], values["key"].shape[-2])
+
+
 def plan_values(values: Values) -> Values:
     """The arguments of a plan; its queries have the leading axes that values may bring alone."""
     tokens = {name: value for name, value in values.items() if name != "value"}
     return tokens | {"query": values["query"].expand(*leading_axes(values), -1, -1)}
 
 
-def allowed_pairs(values: Values, shape: tuple[int, ...], kind: str = "any") -> Tensor:
+def allowed_pairs(values: Values, kind: str = "any") -> Tensor:
     """Which pairs are not hidden, by docs/operators/elastic.md.
 
     The kind is "any", "causal" if query t and key t are one token, or "softmax" if no finite bias
     hides a pair.
     """
-    allowed, causal = torch.ones(shape, dtype=torch.bool), kind == "causal"
+    allowed, causal = torch.ones(shape_of(values), dtype=torch.bool), kind == "causal"
     mask, query_mask, key_mask = (values.get(n) for n in ("mask", "query_mask", "key_mask"))
     if mask is not None and mask.dtype != torch.bool and mask.shape[-1]:
         top = mask.double().nan_to_num(-math.inf, -math.inf).amax(-1, keepdim=True)
@@ -64,7 +73,7 @@ def scores_of(values: Values, kind: str = "any") -> Tensor:
     mask = values.get("mask")
     if mask is not None and mask.dtype != torch.bool:
         scores = scores + mask
-    return scores.masked_fill(~allowed_pairs(values, scores.shape, kind), -math.inf)
+    return scores.masked_fill(~allowed_pairs(values, kind), -math.inf)
 
 
 def elastic_oracle(values: Values, kind: str = "any") -> Tensor:
@@ -91,11 +100,16 @@ def _option(option: float | Tensor | None) -> float | Tensor:
     return 1.0 if option is None else option
 
 
+def quietly(function: Callable, values: Values) -> Any:
+    """A call that may stop before it has converged."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return function(**values)
+
+
 def reference_plan(name: str, values: Values) -> Tensor:
     tokens = plan_values(values) | ({"backend": "reference"} if "backend" in values else {})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", bistoch.ConvergenceWarning)
-        return bistoch.OPERATORS[name].plan(**tokens)
+    return quietly(bistoch.OPERATORS[name].plan, tokens)
 
 
 def exact_plan(name: str, values: Values) -> Tensor:
@@ -132,6 +146,7 @@ def sizes_of(values: Values) -> dict[str, float]:
     return sizes | {f"gradient of {name}": pull * n * (1 + score) for name in others}
 
 
-def terms_of(values: Values, plan: Tensor) -> int:
+def terms_of(values: Values) -> int:
+    """How many roundings the longest way from an input to a result has."""
     features = values["query"].shape[-1] if "query" in values else 0
-    return sum(plan.shape[-2:]) + features + values.get("iters", 10) + 8
+    return sum(shape_of(values)[-2:]) + features + values.get("iters", 10) + 8

@@ -245,6 +245,7 @@ def steps_call(seed: int) -> Call:
     # what is padding in the cache is told with the mask of keys
     arguments = draw_tokens(draw, "query", "key", "value") | draw_masks(draw, equal=True)
     arguments |= draw_options(draw, bistoch.causal_elastic_step)
+    arguments["backend"] = draw.pick("'auto'", "'reference'", "'streaming'")
     cuts = sorted(draw.random.randint(0, draw.n) for _ in range(draw.random.randint(0, 4)))
     return Call("bistoch.causal_elastic_attention", arguments, draw.limits(), {"cuts": cuts})
 
