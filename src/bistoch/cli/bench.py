@@ -3,51 +3,44 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from bistoch.cli.errors import user_errors
-from bistoch.cli.recipe_options import Device
+from bistoch.cli.options import Device, option
+
+Sizes = Annotated[
+    list[int] | None, option("Number of tokens; repeat for several.", default="64 .. 16384")
+]
+Heads = Annotated[int | None, option("Number of heads.", default="8, and 1 beyond n = 8192")]
+Iters = Annotated[int | None, option("Iterations.", default="10, and 5 at lam 0.5")]
+Lam = Annotated[float | None, option("Elasticity.", default="1, and 0.5 with 5 iterations")]
+Threads = Annotated[int | None, option("Number of threads.", default="those of torch")]
+Rounds = Annotated[
+    int | None, option("Interleaved rounds; the best counts.", default="7, or 3 if quick")
+]
+Operators = Annotated[bool, option("Time every operator with its default options.", "--operators")]
+Causal = Annotated[bool, option("Time causal balance against causal softmax.", "--causal")]
+Flows = Annotated[bool, option("Time a step of a heat flow against other libraries.", "--flows")]
+
+Out = Annotated[Path, option("Folder for JSON and figure.", file_okay=False)]
 
 
 @user_errors()
 def bench(
-    n: Annotated[
-        list[int] | None,
-        typer.Option(help="Number of tokens; repeat for several.", show_default="64 .. 16384"),
-    ] = None,
-    heads: Annotated[
-        int | None, typer.Option(help="Number of heads.", show_default="8, and 1 beyond n = 8192")
-    ] = None,
-    dim: Annotated[int, typer.Option(help="Features of a head.")] = 64,
-    iters: Annotated[
-        int | None, typer.Option(help="Iterations.", show_default="10, and 5 at lam 0.5")
-    ] = None,
-    lam: Annotated[
-        float | None, typer.Option(help="Elasticity.", show_default="1, and 0.5 with 5 iterations")
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Number of threads.", show_default="those of torch")
-    ] = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(help="Interleaved rounds; the best counts.", show_default="7, or 3 if quick"),
-    ] = None,
-    backward: Annotated[bool, typer.Option(help="Also time forward with backward.")] = True,
-    quick: Annotated[bool, typer.Option("--quick", help="Two sizes, under two minutes.")] = False,
-    operators: Annotated[
-        bool, typer.Option("--operators", help="Time every operator with its default options.")
-    ] = False,
-    causal: Annotated[
-        bool, typer.Option("--causal", help="Time causal balance against causal softmax.")
-    ] = False,
-    flows: Annotated[
-        bool, typer.Option("--flows", help="Time a step of a heat flow against other libraries.")
-    ] = False,
+    n: Sizes = None,
+    heads: Heads = None,
+    dim: Annotated[int, option("Features of a head.")] = 64,
+    iters: Iters = None,
+    lam: Lam = None,
+    threads: Threads = None,
+    rounds: Rounds = None,
+    backward: Annotated[bool, option("Also time forward with backward.")] = True,
+    quick: Annotated[bool, option("Two sizes, under two minutes.", "--quick")] = False,
+    operators: Operators = False,
+    causal: Causal = False,
+    flows: Flows = False,
     device: Device = "cpu",
-    out: Annotated[Path, typer.Option(help="Folder for JSON and figure.", file_okay=False)] = Path(
-        "bench-results"
-    ),
+    out: Out = Path("bench-results"),
 ) -> None:
     """Check results against the reference, then time them relative to softmax attention.
 

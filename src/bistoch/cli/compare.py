@@ -10,41 +10,50 @@ import typer
 from rich.console import Console
 
 from bistoch.cli.errors import user_errors
-from bistoch.cli.recipe_options import PANEL, Data, Device, Length, Model, TensorBoard, with_recipe
+from bistoch.cli.options import (
+    PANEL,
+    Data,
+    Device,
+    Length,
+    Model,
+    TensorBoard,
+    option,
+    with_recipe,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from bistoch.lab.train import Recipe
+
+Operators = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="OPERATORS...", help="Such as softmax 'elastic(lam=0.5)'.",
+        show_default="softmax, sinkhorn and elastic with a learned lam",
+    ),
+]  # fmt: skip
+LearningRates = Annotated[
+    list[float] | None,
+    option(
+        "Learning rate; repeat to choose one per operator by validation score.",
+        default="0.001", rich_help_panel=PANEL,
+    ),
+]  # fmt: skip
+Out = Annotated[Path, option("Folder for report and runs.", file_okay=False)]
 
 
 @user_errors()
 @with_recipe
 def compare(
-    operators: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="OPERATORS...",
-            help="Such as softmax 'elastic(lam=0.5)'.",
-            show_default="softmax, sinkhorn and elastic with a learned lam",
-        ),
-    ] = None,
+    operators: Operators = None,
     *,
     data: Data = "fashion-mnist-small",
     model: Model = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0 on.")] = 3,
-    lr: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="Learning rate; repeat to choose one per operator by validation score.",
-            show_default="0.001",
-            rich_help_panel=PANEL,
-        ),
-    ] = None,
+    seeds: Annotated[int, option("How many seeds, from 0 on.", min=1)] = 3,
+    lr: LearningRates = None,
     length: Length = None,
     device: Device = "cpu",
     tensorboard: TensorBoard = False,
-    out: Annotated[Path, typer.Option(help="Folder for report and runs.", file_okay=False)] = Path(
-        "compare-results"
-    ),
+    out: Out = Path("compare-results"),
     recipe: "Recipe",
 ) -> None:
     """Train the same model with several operators in the same way, and write a report.

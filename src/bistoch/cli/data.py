@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from bistoch.cli.errors import user_errors
+from bistoch.cli.options import AsJson
 
 if TYPE_CHECKING:
     from bistoch.lab.data import Entry
@@ -20,7 +21,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="See `bistoch data lis
 
 @data.command("list")
 def list_data(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the data sets: what each is, its size and licence, and whether it is on this machine."""
     from bistoch.lab.data import DATASETS, folders

@@ -7,41 +7,35 @@ import typer
 from rich.console import Console
 
 from bistoch.cli.errors import user_errors
+from bistoch.cli.options import option
+
+Name = Annotated[
+    str, typer.Argument(help="A folder with a model of transformers, or its name on the hub.")
+]
+Texts = Annotated[list[str] | None, option("An input text; repeat for several.")]
+File = Annotated[Path | None, option("A file with one text per line.", dir_okay=False)]
+Images = Annotated[list[Path] | None, option("An image or a folder of images; repeat.")]
+Lams = Annotated[
+    list[float] | None, option("Elasticity to swap in; repeat.", default="0.1 .25 .5 .75 1")
+]
+Heads = Annotated[
+    list[str] | None,
+    option("Layer and head to draw, such as 3.5.", default="those with the largest key load"),
+]
+EachHead = Annotated[bool, option("Also convert every head alone, one forward for each.")]
+Out = Annotated[Path, option("Folder for the report.", file_okay=False)]
 
 
 @user_errors()
 def inspect(
-    model: Annotated[
-        str, typer.Argument(help="A folder with a model of transformers, or its name on the hub.")
-    ],
-    text: Annotated[
-        list[str] | None, typer.Option(help="An input text; repeat for several.")
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option(help="A file with one text per line.", dir_okay=False)
-    ] = None,
-    images: Annotated[
-        list[Path] | None, typer.Option(help="An image or a folder of images; repeat for several.")
-    ] = None,
-    lam: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="Elasticity to swap in; repeat for several.", show_default="0.1 .25 .5 .75 1"
-        ),
-    ] = None,
-    head: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Layer and head to draw, such as 3.5.",
-            show_default="those with the largest key load",
-        ),
-    ] = None,
-    each_head: Annotated[
-        bool, typer.Option(help="Also convert every head alone, one forward for each.")
-    ] = True,
-    out: Annotated[Path, typer.Option(help="Folder for the report.", file_okay=False)] = Path(
-        "inspect-report"
-    ),
+    model: Name,
+    text: Texts = None,
+    file: File = None,
+    images: Images = None,
+    lam: Lams = None,
+    head: Heads = None,
+    each_head: EachHead = True,
+    out: Out = Path("inspect-report"),
 ) -> None:
     """Report on a trained Transformer: its heads, its sinks, and what balance would change."""
     from bistoch.lab.inspect import run_inspect

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from bistoch.cli.errors import user_errors
+from bistoch.cli.options import AsJson, option
 
 if TYPE_CHECKING:
     from bistoch.functional import Operator
@@ -40,9 +41,7 @@ FIELDS = (
 )  # fmt: skip
 
 
-def list_operators(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
-) -> None:
+def list_operators(as_json: AsJson = False) -> None:
     """List the operators: their properties, options, sources and backends."""
     from bistoch.functional import OPERATORS
 
@@ -81,28 +80,24 @@ def list_operators(
     console.print(details)
 
 
+Texts = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="OPERATOR", show_default=False,
+        help=f"Such as 'elastic(lam=0.5, iters=20)'. Default: {' '.join(SHOWN)}",
+    ),
+]  # fmt: skip
+Out = Annotated[Path | None, option("Also write a figure: .png, .pdf or .svg.", dir_okay=False)]
+
+
 @user_errors()
 def show(
-    operators: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="OPERATOR",
-            help="Names with options, such as 'elastic(lam=0.5, iters=20)'. "
-            f"Default: {' '.join(SHOWN)}",
-            show_default=False,
-        ),
-    ] = None,
-    size: Annotated[int, typer.Option(min=1, max=512, help="Number of tokens.")] = 10,
-    sink: Annotated[
-        float, typer.Option(help="Score that every query adds to one key; 0 for no sink.")
-    ] = 3.0,
-    eps: Annotated[
-        float | None, typer.Option(help="Temperature of operators without eps in their text.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of the tokens.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Also write a figure: .png, .pdf or .svg.", dir_okay=False)
-    ] = None,
+    operators: Texts = None,
+    size: Annotated[int, option("Number of tokens.", min=1, max=512)] = 10,
+    sink: Annotated[float, option("Score that every query adds to one key; 0: no sink.")] = 3.0,
+    eps: Annotated[float | None, option("Temperature, where the operator does not set it.")] = None,
+    seed: Annotated[int, option("Seed of the tokens.", min=0, max=2**31 - 1)] = 0,
+    out: Out = None,
 ) -> None:
     """Draw plans side by side with their row sums and column sums."""
     import torch

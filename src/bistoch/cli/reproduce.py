@@ -7,31 +7,26 @@ import typer
 from rich.console import Console
 
 from bistoch.cli.errors import user_errors
+from bistoch.cli.options import option
+
+Name = Annotated[str | None, typer.Argument(help="The study; without one, all are listed.")]
+Seeds = Annotated[
+    list[int] | None,
+    option("Seed; repeat for several.", default="the study's, or 0 if smoke", min=0),
+]
+Epochs = Annotated[
+    int | None, option("Epochs of a study that trains by epochs.", default="the study's", min=1)
+]
+Out = Annotated[Path, option("Folder for results.", file_okay=False)]
 
 
 @user_errors()
 def reproduce(
-    name: Annotated[
-        str | None, typer.Argument(help="The study; without one, all are listed.")
-    ] = None,
-    smoke: Annotated[
-        bool, typer.Option("--smoke", help="A run of seconds that only tests the code.")
-    ] = False,
-    seed: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=0, help="Seed; repeat for several.", show_default="the study's, or 0 if smoke"
-        ),
-    ] = None,
-    epochs: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Epochs of a study that trains by epochs.", show_default="the study's"
-        ),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for results.", file_okay=False)] = Path(
-        "reproduce-results"
-    ),
+    name: Name = None,
+    smoke: Annotated[bool, option("A run of seconds that only tests the code.", "--smoke")] = False,
+    seed: Seeds = None,
+    epochs: Epochs = None,
+    out: Out = Path("reproduce-results"),
 ) -> None:
     """Repeat a published experiment: measure, compare with the paper, and write a report.
 

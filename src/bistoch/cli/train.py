@@ -12,7 +12,17 @@ import typer
 from rich.console import Console
 
 from bistoch.cli.errors import user_errors
-from bistoch.cli.recipe_options import PANEL, Data, Device, Length, Model, TensorBoard, with_recipe
+from bistoch.cli.options import (
+    PANEL,
+    AsJson,
+    Data,
+    Device,
+    Length,
+    Model,
+    TensorBoard,
+    option,
+    with_recipe,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from bistoch.lab.progress import Display
@@ -21,6 +31,14 @@ if TYPE_CHECKING:
 # seconds between two lines of a log file within an epoch
 LINE_EVERY = 60.0
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a `bistoch train` run.")]
+Csv = Annotated[Path | None, option("Write a .csv file.", default="print", dir_okay=False)]
+Samples = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="SAMPLES...",
+        help="Images or folders of them, .npz or .npy, .csv, .tsv, .jsonl or .txt.",
+    ),
+]
 
 
 @user_errors()
@@ -29,13 +47,13 @@ def train(
     *,
     data: Data = "fashion-mnist-small",
     model: Model = None,
-    operator: Annotated[str, typer.Option(help="Such as 'elastic(lam=0.5)'.")] = "softmax",
-    seed: Annotated[int, typer.Option(help="Of weights, order of samples and dropout.")] = 0,
-    lr: Annotated[float, typer.Option(help="Learning rate.", rich_help_panel=PANEL)] = 1e-3,
+    operator: Annotated[str, option("Such as 'elastic(lam=0.5)'.")] = "softmax",
+    seed: Annotated[int, option("Of weights, order of samples and dropout.")] = 0,
+    lr: Annotated[float, option("Learning rate.", rich_help_panel=PANEL)] = 1e-3,
     length: Length = None,
     device: Device = "cpu",
     tensorboard: TensorBoard = True,
-    out: Annotated[Path, typer.Option(help="Folder of the run.", file_okay=False)] = Path("run"),
+    out: Annotated[Path, option("Folder of the run.", file_okay=False)] = Path("run"),
     recipe: "Recipe",
 ) -> None:
     """Train one model; the same command resumes an interrupted run.
@@ -102,10 +120,8 @@ class _EpochProgress:
 @user_errors()
 def evaluate(
     run: Run,
-    data: Annotated[
-        str | None, typer.Option(help="Other data.", show_default="what it was trained on")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    data: Annotated[str | None, option("Other data.", default="what it was trained on")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Loss and score of a trained model on the test split of its data, or of other data."""
     from bistoch.lab.train.run import evaluate_run
@@ -121,15 +137,9 @@ def evaluate(
 @user_errors()
 def predict(
     run: Run,
-    samples: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="SAMPLES...",
-            help="Images or folders of them, .npz or .npy, .csv, .tsv, .jsonl or .txt.",
-        ),
-    ],
+    samples: Samples,
     out: Annotated[
-        Path | None, typer.Option(help="Write a .csv file.", show_default="print", dir_okay=False)
+        Path | None, option("Write a .csv file.", default="print", dir_okay=False)
     ] = None,
 ) -> None:
     """Classify your own images, texts or points with a trained model, with probabilities."""
@@ -152,14 +162,10 @@ def predict(
 @user_errors()
 def generate(
     run: Run,
-    prompt: Annotated[
-        str, typer.Option(help="The beginning of the text.", show_default="a new line")
-    ] = "\n",
-    count: Annotated[int, typer.Option(min=0, help="Characters or bytes to add.")] = 400,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="Of sampling; 0 always takes the most likely.")
-    ] = 0.8,
-    seed: Annotated[int, typer.Option(min=0, help="Of sampling.")] = 0,
+    prompt: Annotated[str, option("The beginning of the text.", default="a new line")] = "\n",
+    count: Annotated[int, option("Characters or bytes to add.", min=0)] = 400,
+    temperature: Annotated[float, option("0 always takes the most likely.", min=0.0)] = 0.8,
+    seed: Annotated[int, option("Of sampling.", min=0)] = 0,
 ) -> None:
     """Continue a text with a language model that was trained on a corpus."""
     from bistoch.lab.train.generate import generate_text

@@ -1,4 +1,4 @@
-"""The options that `bistoch train` and `bistoch compare` share."""
+"""Options that several commands share, and the options of a training recipe."""
 
 import inspect
 from collections.abc import Callable
@@ -35,30 +35,35 @@ class Precision(StrEnum):
     BF16 = "bf16"
 
 
-Data = Annotated[str, typer.Option(help="A name of `bistoch data list`, or a path of yours.")]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        help="Such as vit or 'vit(patch=(7,7), depth=2)'.", show_default="what fits the data"
-    ),
-]
-Length = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Words read of a text, characters of a window of a corpus, or points of a cloud.",
-        show_default="256, 128, all",
-    ),
-]
-Device = Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 for a certain GPU.")]
-TensorBoard = Annotated[
-    bool, typer.Option("--tensorboard/--no-tensorboard", help="Also write files for TensorBoard.")
-]
 PANEL = "Recipe"
 
 
-def _option(text: str, *names: str) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=PANEL)
+def option(text: str, *names: str, default: str | bool = True, **more: Any) -> Any:
+    """An option with its help text; `default` is shown where the default is None."""
+    return typer.Option(*names, help=text, show_default=default, **more)
+
+
+AsJson = Annotated[bool, option("Print JSON, for scripts.", "--json")]
+Data = Annotated[str, option("A name of `bistoch data list`, or a path of yours.")]
+Model = Annotated[
+    str | None,
+    option("Such as vit or 'vit(patch=(7,7), depth=2)'.", default="what fits the data"),
+]
+Length = Annotated[
+    int | None,
+    option(
+        "Words read of a text, characters of a window of a corpus, or points of a cloud.",
+        default="256, 128, all", min=1,
+    ),
+]  # fmt: skip
+Device = Annotated[str, option("cpu, cuda, or cuda:1 for a certain GPU.")]
+TensorBoard = Annotated[
+    bool, option("Also write files for TensorBoard.", "--tensorboard/--no-tensorboard")
+]
+
+
+def _option(text: str) -> Any:
+    return option(text, rich_help_panel=PANEL)
 
 
 def _recipe(
