@@ -46,19 +46,12 @@ def bench(
 
     With peak memory and growth in n. The same command resumes an interrupted run.
     """
-    from bistoch.lab.bench import Options, run_bench, run_flow_bench
+    from bistoch.lab.bench import Options, run_bench
 
     options = Options(
         n=tuple(n or ()), heads=heads, dim=dim, lam=lam, iters=iters, threads=threads,
         rounds=rounds, backward=backward, quick=quick, operators=operators, causal=causal,
-        device=device,
+        flows=flows, device=device,
     )  # fmt: skip
-    if flows and device != "cpu":
-        raise ValueError("bench: --flows runs on the CPU; leave --device out")
     out.mkdir(parents=True, exist_ok=True)
-    if not flows:
-        run_bench(options, out, Console())
-        return
-    run_flow_bench(
-        options.n, rounds=rounds, threads=threads, quick=quick, out=out, console=Console()
-    )
+    run_bench(options, out, Console())

@@ -1,14 +1,14 @@
 import pytest
 
-from bistoch.lab.bench.answers import Answers
 from bistoch.lab.bench.cases import Case
+from bistoch.lab.bench.expected import ExpectedResults
 
 
 @pytest.fixture
-def answers(tmp_path):
-    folder = tmp_path / "answers"
+def expected(tmp_path):
+    folder = tmp_path / "expected"
     folder.mkdir()
-    return Answers(folder)
+    return ExpectedResults(folder)
 
 
 @pytest.fixture

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 import bistoch
-from bistoch.lab.bench import Options, answers, contenders, plan, run
+from bistoch.lab.bench import Options, contenders, plan, run
+from bistoch.lab.bench import expected as expected_module
 from bistoch.lab.bench.cases import Case, Setting
-from bistoch.lab.bench.measure import Entry, Pace, measure, refusal
+from bistoch.lab.bench.measure import Entry, TimeLimits, measure, refusal
+from bistoch.lab.store import Store
 
-PACE = Pace(rounds=1, sample=0.0)
+LIMITS = TimeLimits(rounds=1, sample=0.0)
 
 
 def mean_attention(query, key, value):
@@ -57,7 +59,7 @@ TABLE = MappingProxyType({
 
 @pytest.fixture
 def table(monkeypatch):
-    for module in (answers, contenders):
+    for module in (expected_module, contenders):
         monkeypatch.setattr(module, "OPERATORS", TABLE)
 
 
@@ -67,8 +69,8 @@ def entries():
 
 @pytest.mark.usefixtures("table")
 @pytest.mark.parametrize("direction", ["forward", "forward+backward"])
-def test_all_kinds_are_proven_and_timed(case, answers, direction):
-    cells = measure(case, direction, entries(), PACE, answers, lambda call, count: 1.0)
+def test_all_kinds_are_verified_and_timed(case, expected, direction):
+    cells = measure(case, direction, entries(), LIMITS, expected, lambda call, count: 1.0)
     found = {cell.contender: (cell.status, cell.reason) for cell in cells}
     # a plan that reads positions alone has gradients of zero, which are proven too
     assert found["square"] == found["running"] == ("measured", None)
@@ -76,23 +78,25 @@ def test_all_kinds_are_proven_and_timed(case, answers, direction):
     assert (status, reason[:36]) == ("skipped", "its work runs away beyond 5 tokens, ")
     assert found["even"] == ("failed", "ValueError: even: the number of tokens must be even")
     assert found["wrong"][0] == "wrong"
-    proven = {cell.contender: cell.proved_by for cell in cells}
+    proven = {cell.contender: cell.verified_by for cell in cells}
     assert proven["running"] == "its own plan in float64"
 
 
-def test_a_proof_that_does_not_fit_is_not_begun():
+def test_a_verification_that_does_not_fit_is_not_begun():
     entry = next(e for e in entries() if e.contender.name == "anneal")
     huge = Case("n=200000", "attention", (1, 1, 200_000, 4), "random")
-    assert "its plan in float64, to prove it by, would need" in refusal(huge, "forward", entry)
+    assert "verifying its plan in float64 would need" in refusal(huge, "forward", entry)
     # the graph of a hundred iterations is larger than that of ten
     small = Case("n=64", "attention", (1, 1, 64, 4), "random")
-    sizes = [answers.proof_bytes(small, f"{name} plan", Setting(), "forward+backward")
-             for name in ("softmax", "elastic", "anneal")]  # fmt: skip
+    sizes = [
+        expected_module.verification_bytes(small, f"{name} plan", Setting(), "forward+backward")
+        for name in ("softmax", "elastic", "anneal")
+    ]
     assert sizes == sorted(sizes)
     assert sizes[2] > 5 * sizes[1]
 
 
-def test_a_long_sequence_is_scouted_by_a_short_one():
+def test_a_short_sequence_comes_before_a_long_one():
     assert Options(operators=True, n=(4096,)).sizes == (64, 4096)
     assert Options(operators=True, n=(8,)).sizes == (8,)
     assert Options(n=(4096,)).sizes == (4096,)
@@ -101,12 +105,12 @@ def test_a_long_sequence_is_scouted_by_a_short_one():
 @pytest.mark.parametrize(("seconds", "tried"), [((1e-3, 1e-2), True), ((1e-3, 4.0), False)])
 def test_growth_beyond_the_plan_is_foreseen(tmp_path, seconds, tried):
     options = Options(operators=True, n=(64, 128, 256), heads=1, dim=4)
-    store = run._open_store(options, tmp_path)
+    cells = run.Cells(Store(tmp_path), {})
     groups = [g for g in plan.plan(options) if g.direction == "forward"]
     entry = groups[0].entries[1]
     for group, time in zip(groups, seconds, strict=False):
         cell = run._blank(group, entry)
         cell.seconds, cell.memory = time, 1
-        store.add([cell])
+        cells.add([cell])
     # four seconds at 128 would be 16 at 256 if only the plan grew, but it was a thousandth at 64
-    assert (run._hopeless(groups[2], entry, options, store) is None) == tried
+    assert (run._too_large(groups[2], entry, options, cells) is None) == tried

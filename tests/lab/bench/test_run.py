@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 import bistoch
 from bistoch.cli import app
 from bistoch.lab.bench import Options, plan, run, run_bench, worker
-from bistoch.lab.bench.answers import Answers
 from bistoch.lab.bench.cases import Setting, sequence
 from bistoch.lab.bench.contenders import Contender
-from bistoch.lab.bench.measure import Entry, Pace, measure
+from bistoch.lab.bench.expected import ExpectedResults
+from bistoch.lab.bench.measure import Entry, TimeLimits, measure
 
 TINY = Options(n=(8, 16), heads=1, dim=4, rounds=1, threads=1)
 ABSENT = {"POT": "pip", "OTT-JAX": "pip", "GeomLoss": "pip"}
@@ -32,9 +32,9 @@ def alone(monkeypatch):
 def measured(monkeypatch):
     """What is measured, without the work and the picture."""
     done = []
-    monkeypatch.setattr(run, "_draw", lambda store, console: None)
+    monkeypatch.setattr(run, "_draw", lambda *_: None)
 
-    def pretend(group, todo, pace, answers, device):
+    def pretend(group, todo, limits, expected, device):
         cells = [run._blank(group, entry) for entry in todo]
         for cell in cells:
             cell.seconds = cell.ratio = cell.memory = cell.others = 1.0
@@ -77,15 +77,36 @@ def test_a_killed_run_goes_on(tmp_path, measured, monkeypatch):
     monkeypatch.setattr(run, "_measure_here", killed)
     with pytest.raises(KeyboardInterrupt):
         run_bench(TINY, tmp_path, quiet())
-    results = json.loads((tmp_path / "bench.json").read_text())
-    assert not results["finished"]
-    assert {tuple(cell["shape"]) for cell in results["cells"]} == {(1, 1, 8, 4)}
+    assert not (tmp_path / "bench.json").exists()
     before, measured[:] = set(measured), []
+    assert {key[1] for key in before} == {(1, 1, 8, 4)}
     monkeypatch.setattr(run, "_measure_here", working)
     run_bench(TINY, tmp_path, quiet())
     assert before.isdisjoint(measured)
     assert {key[1] for key in measured} == {(1, 1, 16, 4)}
-    assert json.loads((tmp_path / "bench.json").read_text())["finished"]
+    results = json.loads((tmp_path / "bench.json").read_text())
+    assert {tuple(cell["shape"]) for cell in results["cells"]} == {(1, 1, 8, 4), (1, 1, 16, 4)}
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_failed_or_was_skipped_is_measured_again(tmp_path, measured, monkeypatch):
+    working = run._measure_here
+
+    def failing(group, *rest):
+        cells = working(group, *rest)
+        cells[1].status, cells[2].status, cells[3].status = "failed", "skipped", "wrong"
+        return cells
+
+    monkeypatch.setattr(run, "_measure_here", failing)
+    options = Options(n=(8,), heads=1, dim=4, rounds=1, threads=1, backward=False)
+    run_bench(options, tmp_path, quiet())
+    unfinished = {measured[place] for place in (1, 2, -2, -3)}
+    measured.clear()
+    monkeypatch.setattr(run, "_measure_here", working)
+    results = json.loads(run_bench(options, tmp_path, quiet()).read_text())
+    assert len(measured) == 4
+    assert len(unfinished & set(measured)) >= 2
+    assert sum(cell["status"] == "wrong" for cell in results["cells"]) == 2
 
 
 @pytest.mark.usefixtures("alone", "measured")
@@ -94,6 +115,11 @@ def test_other_options_start_anew(tmp_path):
     run_bench(Options(n=(8,), heads=1, dim=4, rounds=2), tmp_path, quiet())
     results = json.loads((tmp_path / "bench.json").read_text())
     assert any("bench.previous.json" in note for note in results["notes"])
+    assert "cells" in json.loads((tmp_path / "bench.previous.json").read_text())
+    # a file of something else is no result, and is replaced
+    (tmp_path / "bench.json").write_text("{")
+    run_bench(TINY, tmp_path, quiet())
+    assert json.loads((tmp_path / "bench.json").read_text())["cells"]
 
 
 @pytest.mark.usefixtures("measured")
@@ -112,7 +138,7 @@ def test_a_busy_machine_and_missing_libraries_are_told(tmp_path, alone, monkeypa
 def test_what_would_take_hours_is_not_tried(tmp_path, measured):
     options = Options(n=(64, 65536), heads=1, dim=4)
     results = json.loads(run_bench(options, tmp_path, quiet()).read_text())
-    # one second at 64 tokens foretells twelve days
+    # one second at 64 tokens predicts twelve days
     said = [cell["reason"] for cell in results["cells"] if cell["shape"][-2] == 65536]
     assert said
     assert all("too slow" in reason for reason in said)
@@ -136,7 +162,6 @@ def test_the_verb_measures_writes_and_draws(tmp_path):
     result = verb(*words, "--out", str(tmp_path / "deep" / "down"))
     assert result.exit_code == 0, result.output
     results = json.loads((tmp_path / "deep" / "down" / "bench.json").read_text())
-    assert results["finished"]
     assert results["command"] == (
         "bistoch bench --n 16 --dim 4 --heads 1 --threads 1 --rounds 1"
     )  # fmt: skip
@@ -147,12 +172,12 @@ def test_the_verb_measures_writes_and_draws(tmp_path):
     for name in ("sdpa", "elastic streaming", "dense log-domain", "dense scaling"):
         assert status[name] == "measured"
         assert name in result.stdout
-    # POT is installed with the tools of development; it answers from a process of its own
+    # POT is installed with the tools of development; it expected from a process of its own
     assert status["POT log"] == status["POT knopp"] == "measured"
     picture = (tmp_path / "deep" / "down" / "bench.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert sorted(path.name for path in (tmp_path / "deep" / "down").iterdir()) == [
-        "bench.json", "bench.png"
+        ".cells", "bench.json", "bench.png"
     ]  # fmt: skip
 
 
@@ -174,16 +199,16 @@ def test_the_verb_times_causal_balance(tmp_path):
     results = json.loads((tmp_path / "causal.json").read_text())
     measured = {cell["contender"] for cell in results["cells"] if cell["ratio"]}
     assert measured == {"sdpa", "causal_elastic streaming", "causal_elastic cpu"}
-    assert {cell["proved_by"] for cell in results["cells"]} == {"reference in float64"}
+    assert {cell["verified_by"] for cell in results["cells"]} == {"reference in float64"}
     assert (tmp_path / "causal.png").read_bytes().startswith(b"\x89PNG")
     result = verb("--causal", "--operators")
-    assert "choose one of them" in result.output
+    assert "choose one" in result.output
 
 
 @pytest.mark.usefixtures("alone")
 def test_without_the_drawing_library_a_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    run._draw(run._open_store(TINY, tmp_path), Console(width=200))
+    run._draw(tmp_path / "bench.json", [], run._head(TINY)["configuration"], Console(width=200))
     assert "no picture: drawing a picture needs matplotlib" in capsys.readouterr().out
     assert not (tmp_path / "bench.png").exists()
 
@@ -208,8 +233,8 @@ def test_a_mistake_is_one_sentence(words, sentence):
 def test_a_dying_process_is_a_cell(tmp_path, monkeypatch):
     monkeypatch.setattr(worker.sys, "executable", "false")
     group = next(iter(plan._peer_groups(TINY)))
-    child = worker.Worker(1, TINY.pace, tmp_path)
-    cells = child.measure(group.case, group.direction, group.entries[1:])
+    child = worker.Worker(1, TINY.limits, tmp_path)
+    cells = child.measure(group.case, group.direction, group.entries)
     assert {cell.status for cell in cells} == {"failed"}
     assert all("its process died" in cell.reason for cell in cells)
     assert not child.alive
@@ -224,8 +249,6 @@ def test_a_device_is_passed_on_and_checked(tmp_path, monkeypatch):
     options = Options(n=(8,), device="cuda")
     assert options.command() == "bistoch bench --n 8 --device cuda"
     assert options.configuration()["device"] == "cuda"
-    # results of the CPU that were recorded without a device are still read
-    assert "device" not in Options(n=(8,)).configuration()
     assert all(group.package is None for group in plan.plan(options))
 
 
@@ -238,7 +261,14 @@ def test_contenders_get_their_tensors_on_the_device(tmp_path):
 
     case = sequence(8, 1, 4, "random")
     entry = Entry(Contender("mine", prepare, "softmax"), Setting())
-    measure(case, "forward", [entry], Pace(), Answers(tmp_path), device=torch.device("meta"))
+    measure(
+        case,
+        "forward",
+        [entry],
+        TimeLimits(),
+        ExpectedResults(tmp_path),
+        device=torch.device("meta"),
+    )
     assert {x.device.type for x in seen} == {"meta"}
 
 
@@ -247,10 +277,10 @@ def test_a_process_that_hangs_is_a_cell(tmp_path, monkeypatch):
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
     monkeypatch.setattr(worker.sys, "executable", str(program))
-    monkeypatch.setattr(worker, "PATIENCE", 0.1)
+    monkeypatch.setattr(worker, "TIMEOUT", 0.1)
     group = next(iter(plan._peer_groups(TINY)))
-    child = worker.Worker(1, TINY.pace, tmp_path)
-    cells = child.measure(group.case, group.direction, group.entries[1:])
-    assert all("after 0.1 s without an answer" in cell.reason for cell in cells)
+    child = worker.Worker(1, TINY.limits, tmp_path)
+    cells = child.measure(group.case, group.direction, group.entries)
+    assert all("after 0.1 s without a result" in cell.reason for cell in cells)
     assert not child.alive
     child.close()

@@ -7,17 +7,25 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Task = Literal["attention", "balance"]
-Scores = Literal["random", "peaked"]
+from bistoch.flows import two_bumps
+
+Task = Literal["attention", "balance", "heat"]
+Scores = Literal["random", "peaked", "line", "plane", "pixels"]
 Direction = Literal["forward", "forward+backward"]
 
 SEED = 0
 # the standard deviation of peaked scores, and how much more every query likes the sink key
 PEAKED_STD, SINK = 4.0, 8.0
+# of a heat step: the temperature, by the cloud
+EPS: dict[Scores, float] = {"line": 0.01, "plane": 0.05, "pixels": 100.0}
 SCORES = {
     "random": "q, k ~ N(0, 1): scores have standard deviation 1",
     "peaked": f"scores have standard deviation {PEAKED_STD:g}, and every query likes one sink key "
     f"by {SINK:g} more",
+    "line": f"a heat step of two bumps on the line, eps = {EPS['line']:g}, float64",
+    "plane": f"a heat step of a Gaussian in the plane, eps = {EPS['plane']:g}",
+    "pixels": "a heat step in 784 dimensions, with variances that fall as those of pictures do, "
+    f"eps = {EPS['pixels']:g}",
 }
 
 
@@ -38,7 +46,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Case:
-    """One problem for all contenders: `shape` is (batch, heads, n, d), or (count, n, n).
+    """One problem for all contenders: `shape` is (batch, heads, n, d), (count, n, n) or (1, n, d).
 
     >>> case = Case("n=64", "attention", (1, 8, 64, 32), "random")
     >>> case.problems, case.n, [tuple(tensor.shape) for tensor in case.inputs()]
@@ -61,14 +69,29 @@ class Case:
         return math.prod(self.shape[:-2])
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Query, key and value, or only scores; float32, the same in every process."""
+        """Query, key and value, or only scores or particles; the same in every process."""
         generator = torch.Generator().manual_seed(SEED)
         if self.task == "balance":
             return (torch.randn(self.shape, generator=generator),)
+        if self.task == "heat":
+            # squared distances over eps are huge on the line, where float32 would be felt
+            x = self.particles()
+            return (x if self.scores == "line" else x.float(),)
         query, key, value = torch.randn(3, *self.shape, generator=generator).unbind()
         if self.scores == "peaked":
             query, key = _sharpen(query, key)
         return query.contiguous(), key.contiguous(), value.contiguous()
+
+    def particles(self) -> Tensor:
+        """The cloud of a heat step, (n, d) in float64."""
+        generator, (n, d) = torch.Generator().manual_seed(SEED), self.shape[-2:]
+        if self.scores == "line":
+            return two_bumps().sample(n, generator=generator)
+        noise = torch.randn(n, d, dtype=torch.float64, generator=generator)
+        if self.scores == "plane":
+            return noise
+        scale = torch.arange(1, d + 1, dtype=torch.float64) ** -0.5
+        return noise * scale * math.sqrt(68 / scale.square().sum())
 
     def cotangent(self) -> Tensor:
         """What arrives from above at the result, for the backward."""
@@ -112,3 +135,13 @@ def sequence(n: int, heads: int, dim: int, scores: Scores) -> Case:
     'n=64'
     """
     return Case(f"n={n}", "attention", (1, heads, n, dim), scores)
+
+
+def cloud(n: int, law: Scores) -> Case:
+    """A cloud of n particles that takes one heat step.
+
+    >>> cloud(7, "pixels").inputs()[0].shape
+    torch.Size([7, 784])
+    """
+    dimensions = {"line": 1, "plane": 2, "pixels": 784}
+    return Case(f"n={n}", "heat", (1, n, dimensions[law]), law)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from bistoch.functional import (
     causal_elastic_attention,
     elastic_attention,
 )
-from bistoch.lab.bench.cases import Direction, Setting
+from bistoch.lab.bench.cases import Direction, Scores, Setting
 
 SDPA, LOOP = "sdpa", "plain loop"
 
@@ -25,6 +26,7 @@ class Task(NamedTuple):
     inputs: tuple[Tensor, ...]
     cotangent: Tensor
     setting: Setting
+    scores: Scores = "random"
 
 
 class Calls(NamedTuple):
@@ -53,7 +55,7 @@ def keeps_graph(direction: Direction, iters: int) -> int:
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to compute; `truth` names the right answer, `matrices` counts n x m ones alive.
+    """One way to compute; `expected` names the right result, `matrices` counts n x m ones alive.
 
     `package` is the library it needs, which then runs in a process of its own. `efforts` multiplies
     the iterations of one that takes other steps to the limit: the first that suffices is timed.
@@ -62,7 +64,7 @@ class Contender:
 
     name: str
     prepare: Callable[[Task], Calls]
-    truth: str
+    expected: str
     matrices: Callable[[Direction, int], int] = _linear
     package: str | None = None
     has_gradient: bool = True
@@ -78,7 +80,7 @@ class Contender:
     @property
     def takes_setting(self) -> bool:
         """Whether elasticity and iterations are asked of it."""
-        return self.truth in ("elastic", "limit", "balance")
+        return self.expected in ("elastic", "limit", "balance", "heat")
 
 
 def torch_calls(function: Callable[..., Tensor], task: Task) -> Calls:
@@ -110,13 +112,12 @@ def attention_contenders() -> dict[str, Contender]:
     >>> list(attention_contenders())[:2]
     ['sdpa', 'elastic reference']
     """
-    rows = [Contender(SDPA, _prepare_sdpa, "softmax")]
-    for backend in OPERATORS["elastic"].backends:
-        matrices = keeps_graph if backend == "reference" else _linear
-        rows.append(Contender(f"elastic {backend}", _elastic(backend), "elastic", matrices))
-    rows.append(Contender("dense log-domain", _prepare_dense_log, "elastic", keeps_graph))
-    scaling = Contender("dense scaling", _prepare_dense_scaling, "elastic", lambda *_: 5)
-    return {row.name: row for row in (*rows, scaling)}
+    return _by_name(
+        Contender(SDPA, _call(scaled_dot_product_attention), "softmax"),
+        *_backends("elastic", elastic_attention, "elastic"),
+        Contender("dense log-domain", _prepare_dense_log, "elastic", keeps_graph),
+        Contender("dense scaling", _prepare_dense_scaling, "elastic", lambda *_: 5),
+    )
 
 
 def balance_contenders() -> dict[str, Contender]:
@@ -125,11 +126,8 @@ def balance_contenders() -> dict[str, Contender]:
     >>> next(iter(balance_contenders()))
     'plain loop'
     """
-    rows = [Contender(LOOP, _prepare_plain_loop, "balance", keeps_graph)]
-    for backend in OPERATORS["elastic"].backends:
-        matrices = keeps_graph if backend == "reference" else _linear
-        rows.append(Contender(f"balance {backend}", _balance(backend), "balance", matrices))
-    return {row.name: row for row in rows}
+    loop = Contender(LOOP, _prepare_plain_loop, "balance", keeps_graph)
+    return _by_name(loop, *_backends("balance", balance, "balance"))
 
 
 def operator_contenders() -> dict[str, Contender]:
@@ -138,15 +136,14 @@ def operator_contenders() -> dict[str, Contender]:
     >>> list(operator_contenders())[:2]
     ['sdpa', 'softmax']
     """
-    rows = [Contender(SDPA, _prepare_sdpa, "softmax")]
-    for name, operator in OPERATORS.items():
-        rows.append(
-            Contender(
-                name, _operator(name), f"{name} plan", has_gradient=operator.differentiable,
-                longest=operator.longest,
-            )
-        )  # fmt: skip
-    return {row.name: row for row in rows}
+    rows = [
+        Contender(
+            name, _call(row.attention), f"{name} plan", has_gradient=row.differentiable,
+            longest=row.longest,
+        )
+        for name, row in OPERATORS.items()
+    ]  # fmt: skip
+    return _by_name(Contender(SDPA, _call(scaled_dot_product_attention), "softmax"), *rows)
 
 
 def causal_contenders() -> dict[str, Contender]:
@@ -155,61 +152,40 @@ def causal_contenders() -> dict[str, Contender]:
     >>> list(causal_contenders())
     ['sdpa', 'causal_elastic streaming', 'causal_elastic cpu']
     """
-    rows = [Contender(SDPA, _prepare_causal_sdpa, "causal softmax")]
-    for backend in OPERATORS["causal_elastic"].backends:
-        if backend != "reference":
-            name = f"causal_elastic {backend}"
-            rows.append(Contender(name, _causal_elastic(backend), "causal elastic"))
+    softmax = _call(scaled_dot_product_attention, is_causal=True)
+    rows = [
+        Contender(
+            f"causal_elastic {backend}", _call(causal_elastic_attention, backend=backend),
+            "causal elastic",
+        )
+        for backend in OPERATORS["causal_elastic"].backends if backend != "reference"
+    ]  # fmt: skip
+    return _by_name(Contender(SDPA, softmax, "causal softmax"), *rows)
+
+
+def _by_name(*rows: Contender) -> dict[str, Contender]:
     return {row.name: row for row in rows}
 
 
-def _prepare_causal_sdpa(task: Task) -> Calls:
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return scaled_dot_product_attention(query, key, value, is_causal=True)
+def _backends(name: str, function: Callable[..., Tensor], expected: str) -> list[Contender]:
+    """One of ours by every backend, with the elasticity and the iterations of the task."""
 
-    return torch_calls(attend, task)
-
-
-def _causal_elastic(backend: str) -> Callable[[Task], Calls]:
-    def prepare(task: Task) -> Calls:
-        def attend(*inputs: Tensor) -> Tensor:
-            return causal_elastic_attention(*inputs, backend=backend)
-
-        return torch_calls(attend, task)
-
-    return prepare
-
-
-def _prepare_sdpa(task: Task) -> Calls:
-    return torch_calls(scaled_dot_product_attention, task)
-
-
-def _elastic(backend: str) -> Callable[[Task], Calls]:
-    def prepare(task: Task) -> Calls:
+    def bind(backend: str, task: Task) -> Calls:
         lam, iters = task.setting.lam, task.setting.iters
+        return torch_calls(partial(function, lam=lam, iters=iters, backend=backend), task)
 
-        def attend(*inputs: Tensor) -> Tensor:
-            return elastic_attention(*inputs, lam=lam, iters=iters, backend=backend)
-
-        return torch_calls(attend, task)
-
-    return prepare
-
-
-def _balance(backend: str) -> Callable[[Task], Calls]:
-    def prepare(task: Task) -> Calls:
-        lam, iters = task.setting.lam, task.setting.iters
-
-        def plan(scores: Tensor) -> Tensor:
-            return balance(scores, lam=lam, iters=iters, backend=backend)
-
-        return torch_calls(plan, task)
-
-    return prepare
+    return [
+        Contender(
+            f"{name} {backend}", partial(bind, backend), expected,
+            keeps_graph if backend == "reference" else _linear,
+        )
+        for backend in OPERATORS["elastic"].backends
+    ]  # fmt: skip
 
 
-def _operator(name: str) -> Callable[[Task], Calls]:
-    return lambda task: torch_calls(OPERATORS[name].attention, task)
+def _call(function: Callable[..., Tensor], **options: Any) -> Callable[[Task], Calls]:
+    """Call a function with these options."""
+    return lambda task: torch_calls(partial(function, **options), task)
 
 
 # what follows is written as papers and projects write it, on purpose without a line of ours

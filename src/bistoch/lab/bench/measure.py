@@ -1,6 +1,7 @@
-"""Prove, then time: all contenders of a case in turn, round after round, best of several."""
+"""Verify, then time: all contenders of a case in turn, round after round, best of several."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -8,18 +9,25 @@ from typing import Any, NamedTuple
 import torch
 
 from bistoch.functional import BackendUnavailableError
-from bistoch.lab.bench.answers import PLAN, Answers, Verdict, judge, proof_bytes
 from bistoch.lab.bench.cases import Case, Direction, Setting
-from bistoch.lab.bench.contenders import Calls, Contender, Task
+from bistoch.lab.bench.contenders import Contender, Task
+from bistoch.lab.bench.expected import (
+    PLAN,
+    Check,
+    ExpectedResults,
+    check_results,
+    verification_bytes,
+)
 from bistoch.lab.bench.memory import allocated_by, choose_memory, resident_growth
 from bistoch.lab.machine import OtherLoad, total_memory
 from bistoch.lab.timing import Rounds, Timer, stopwatch, time_in_turns
 
+CPU = torch.device("cpu")
 # code that keeps matrices may fill this share of the machine
 MEMORY_SHARE = 0.5
 
 
-class Pace(NamedTuple):
+class TimeLimits(NamedTuple):
     """How long to measure.
 
     Args:
@@ -63,8 +71,8 @@ class Cell:
     reason: str | None = None
     errors: dict[str, float] = field(default_factory=dict)
     tolerance: float | None = None
-    proved_by: str | None = None
-    problems_proven: int | None = None
+    verified_by: str | None = None
+    problems_verified: int | None = None
     iterations_taken: int | None = None
     seconds: float | None = None
     samples: list[float] = field(default_factory=list)
@@ -102,38 +110,38 @@ def measure(
     case: Case,
     direction: Direction,
     entries: Sequence[Entry],
-    pace: Pace,
-    answers: Answers,
+    limits: TimeLimits,
+    expected: ExpectedResults,
     timer: Timer = stopwatch,
     *,
-    device: torch.device | None = None,
+    device: torch.device = CPU,
 ) -> list[Cell]:
-    """Prove and time all entries, the first of which is the baseline of the ratios.
+    """Verify and time all entries, the first of which is the baseline of the ratios.
 
     Args:
         case: the problem.
         direction: "forward" or "forward+backward".
         entries: contenders with their options; one that is wrong, does not fit or fails gets a
             cell that says so and no time.
-        pace: how long to measure.
-        answers: the right answers.
+        limits: how long to measure.
+        expected: the expected results.
         timer: the clock; tests bring their own.
         device: where everybody computes; by default the CPU.
     """
     cells = [new_cell(case, direction, entry) for entry in entries]
     running = []
-    neighbours = OtherLoad()
+    load = OtherLoad()
     for cell, entry in zip(cells, entries, strict=True):
         reason = refusal(case, direction, entry)
         if reason is not None:
             cell.status, cell.reason = "skipped", reason
             continue
         try:
-            call = _prove(cell, case, direction, entry, answers, device or torch.device("cpu"))
+            # all ratios depend on the baseline: it is never timed only once
+            own = limits._replace(limit=math.inf) if cell is cells[0] else limits
+            call = _verify(cell, case, direction, entry, expected, own, device)
             if call is not None:
-                # all ratios hang on the baseline: it is never timed once
-                limit = math.inf if cell is cells[0] else pace.limit
-                running.append(_start(cell, call, pace._replace(limit=limit), timer))
+                running.append(_start(cell, call, own, timer))
         except BackendUnavailableError as missing:
             cell.status, cell.reason = "skipped", str(missing)
         # whatever happens inside a contender is a result of the benchmark, not its end
@@ -141,7 +149,7 @@ def measure(
             sentence = (str(mistake).strip() or "no message").splitlines()[0]
             cell.status, cell.reason = "failed", f"{type(mistake).__name__}: {sentence}"[:300]
     _run_rounds(running, timer)
-    others = neighbours.share()
+    others = load.share()
     baseline = cells[0]
     for cell in cells:
         cell.others = others
@@ -167,49 +175,53 @@ def refusal(case: Case, direction: Direction, entry: Entry) -> str | None:
     need = 4 * case.problems * case.n**2 * contender.matrices(direction, setting.iters)
     if need > room:
         return f"would need about {need / 2**30:.0f} GiB"
-    if contender.truth.endswith(PLAN):
-        need = proof_bytes(case, contender.truth, setting, direction)
+    if contender.expected.endswith(PLAN):
+        need = verification_bytes(case, contender.expected, setting, direction)
         if need > room:
-            return f"its plan in float64, to prove it by, would need about {need / 2**30:.0f} GiB"
+            return f"verifying its plan in float64 would need about {need / 2**30:.0f} GiB"
     return None
 
 
-def _prove(
+def _verify(
     cell: Cell,
     case: Case,
     direction: Direction,
     entry: Entry,
-    answers: Answers,
+    expected: ExpectedResults,
+    limits: TimeLimits,
     device: torch.device,
 ) -> Callable[[], Any] | None:
     """The call to be timed, or None if its results are wrong."""
     contender, setting = entry
-    answer = answers.get(case, contender.truth, setting, direction)
-    cell.proved_by, cell.problems_proven = answer.proved_by, len(answer.problems)
+    right = expected.get(case, contender.expected, setting, direction)
+    cell.verified_by, cell.problems_verified = right.verified_by, len(right.problems)
     inputs, cotangent = tuple(x.to(device) for x in case.inputs()), case.cotangent().to(device)
-    verdict = Verdict({}, 0.0)
+    check, several = Check({}, 0.0), len(contender.efforts) > 1
     for effort in contender.efforts:
         taken = replace(setting, iters=setting.iters * effort)
-        calls = contender.prepare(Task(inputs, cotangent, taken))
-        call = _chosen(calls, direction)
-        result, cell.memory_allocated = allocated_by(call)
-        verdict = judge(answer, tuple(x.cpu() for x in calls.read(result)))
+        calls = contender.prepare(Task(inputs, cotangent, taken, case.scores))
+        call = calls.forward if direction == "forward" else calls.train
+        began = time.perf_counter()
+        # what may need several attempts is profiled once it is right
+        result, cell.memory_allocated = (call(), None) if several else allocated_by(call)
+        seconds = time.perf_counter() - began
+        check = check_results(right, tuple(x.cpu() for x in calls.read(result)))
         del result
-        cell.errors, cell.tolerance = verdict.errors, verdict.allowed
+        cell.errors, cell.tolerance = check.errors, check.allowed
         cell.iterations_taken = taken.iters if contender.takes_setting else None
-        if verdict.passed:
+        if check.passed:
+            if several:
+                cell.memory_allocated = allocated_by(call)[1]
             # jax does not ask torch for memory
-            if not cell.memory_allocated:
-                cell.memory_allocated = None
+            cell.memory_allocated = cell.memory_allocated or None
             return call
-    name, error = max(verdict.errors.items(), key=lambda item: (item[1] != item[1], item[1]))
+        # the first call also compiles
+        if effort > contender.efforts[0] and 2 * seconds > limits.limit:
+            break
+    name, error = max(check.errors.items(), key=lambda item: (item[1] != item[1], item[1]))
     cell.status = "wrong"
-    cell.reason = f"wrong: {name} off by {error:.1g}, {verdict.allowed:.1g} allowed"
+    cell.reason = f"wrong: {name} off by {error:.1g}, {check.allowed:.1g} allowed"
     return None
-
-
-def _chosen(calls: Calls, direction: Direction) -> Callable[[], Any]:
-    return calls.forward if direction == "forward" else calls.train
 
 
 class _Running(NamedTuple):
@@ -219,8 +231,8 @@ class _Running(NamedTuple):
     rounds: int
 
 
-def _start(cell: Cell, call: Callable[[], Any], pace: Pace, timer: Timer) -> _Running:
-    """Take the second call, which finds everything compiled, for memory and for the pace."""
+def _start(cell: Cell, call: Callable[[], Any], limits: TimeLimits, timer: Timer) -> _Running:
+    """Take the second call, which finds everything compiled, for memory and for the limits."""
     seconds = 0.0
 
     def timed() -> None:
@@ -229,9 +241,9 @@ def _start(cell: Cell, call: Callable[[], Any], pace: Pace, timer: Timer) -> _Ru
 
     cell.memory_resident = resident_growth(timed)
     cell.memory = choose_memory(cell.memory_allocated, cell.memory_resident)
-    cell.timed_once = seconds > pace.limit
-    count = max(1, min(1000, round(pace.sample / max(seconds, 1e-9))))
-    rounds = min(pace.rounds, max(1, int(pace.budget / max(seconds * count, 1e-9))))
+    cell.timed_once = seconds > limits.limit
+    count = max(1, min(1000, round(limits.sample / max(seconds, 1e-9))))
+    rounds = min(limits.rounds, max(1, int(limits.budget / max(seconds * count, 1e-9))))
     cell.calls_per_sample = count
     if cell.timed_once:
         cell.samples, rounds = [seconds], 0

@@ -63,14 +63,16 @@ def resident_growth(call: Callable[[], Any]) -> int | None:
     >>> growth is None or growth > 30_000_000
     True
     """
+    import psutil  # type: ignore[import-untyped]
+
     gc.collect(1)
     _return_free_memory()
-    before = _resident()
+    before = psutil.Process().memory_info().rss
     peak_before = _peak()
     was_reset = _reset_peak()
     call()
     after = _peak()
-    if before is not None and was_reset:
+    if was_reset:
         return max(0, after - before)
     # without a reset the old peak hides what stays below it
     return after - peak_before if after > peak_before else None
@@ -90,20 +92,15 @@ def choose_memory(allocated: int | None, resident: int | None) -> int | None:
 def _peak() -> int:
     # Linux counts in kilobytes, macOS in bytes
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if STATUS.exists():
-        return _status("VmHWM:") or peak * 1024
-    return peak if sys.platform == "darwin" else peak * 1024
+    return _peak_of_status() or (peak if sys.platform == "darwin" else peak * 1024)
 
 
-def _resident() -> int | None:
-    return _status("VmRSS:") if STATUS.exists() else None
-
-
-def _status(field: str) -> int | None:
-    for line in STATUS.read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    return None
+def _peak_of_status() -> int | None:
+    """What the kernel counts, which can be reset; in bytes."""
+    if not STATUS.exists():
+        return None
+    lines = (line.split() for line in STATUS.read_text().splitlines())
+    return next((int(line[1]) * 1024 for line in lines if line[0] == "VmHWM:"), None)
 
 
 def _reset_peak() -> bool:

@@ -1,7 +1,7 @@
 """Outside libraries as contenders, each in a process of its own: POT, OTT-JAX and GeomLoss.
 
 POT and OTT begin with a column step; started from the row potentials of the scores they take our
-steps exactly, and are proven against the same iterations. GeomLoss moves both potentials half-way
+steps exactly, and are verified against the same iterations. GeomLoss moves both potentials half-way
 at once; it may take as many steps as it needs to come as close to the limit as we do.
 """
 

@@ -1,43 +1,32 @@
 """What a run will measure: options of the command turned into groups of cells."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from bistoch.lab.bench.cases import (
-    BALANCE,
-    SEED,
-    Case,
-    Direction,
-    Scores,
-    Setting,
-    sequence,
-    small_matrices,
-    vit_batch,
-)
-from bistoch.lab.bench.contenders import (
-    SDPA,
-    attention_contenders,
-    balance_contenders,
-    causal_contenders,
-    operator_contenders,
-)
-from bistoch.lab.bench.measure import Entry, Pace
+from bistoch.lab.bench import cases, contenders
+from bistoch.lab.bench.cases import Case, Direction, Scores, Setting
+from bistoch.lab.bench.contenders import SDPA, Contender
+from bistoch.lab.bench.heat import FEWEST, heat_contenders
+from bistoch.lab.bench.measure import Entry, TimeLimits
 from bistoch.lab.bench.peers import PACKAGES, missing_packages, peer_contenders
 from bistoch.lab.device import read_device
+from bistoch.lab.store import plain
 
-SIZES = (64, 256, 1024, 2048, 4096, 8192, 16384)
-QUICK_SIZES, OPERATOR_SIZES = (256, 1024), (64, 256, 1024)
-CAUSAL_SIZES = (512, 1024, 2048, 4096)
+# lengths by what is measured, in a full run and in a quick one
+SIZES = {
+    "bench": (64, 256, 1024, 2048, 4096, 8192, 16384), "operators": (64, 256, 1024),
+    "causal": (512, 1024, 2048, 4096), "flows": (500, 2000, 8000, 20000),
+}  # fmt: skip
+QUICK_SIZES, QUICK_CLOUDS = (256, 1024), (200, 500)
 SETTINGS = (Setting(1.0, 10), Setting(0.5, 5))
-SCOUT = OPERATOR_SIZES[0]
 # beyond this length one head by default, and nobody who keeps whole matrices
 LONG = 8192
-PACE = Pace(rounds=7, sample=0.05, limit=20.0, budget=30.0, never=80.0)
-QUICK_PACE = Pace(rounds=3, sample=0.02, limit=0.6, budget=1.0, never=8.0)
+LIMITS = TimeLimits(rounds=7, sample=0.05, limit=20.0, budget=30.0, never=80.0)
+QUICK_LIMITS = TimeLimits(rounds=3, sample=0.02, limit=0.6, budget=1.0, never=8.0)
 MATRICES = 100_000
 
 
@@ -60,6 +49,7 @@ class Options:
     quick: bool = False
     operators: bool = False
     causal: bool = False
+    flows: bool = False
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -74,18 +64,27 @@ class Options:
             raise ValueError(f"bench: iters must not be negative, but it is {self.iters}")
         if self.lam is not None and not 0 <= self.lam <= 1:
             raise ValueError(f"bench: lam must be in [0, 1], but it is {self.lam}")
-        if self.operators and self.causal:
-            raise ValueError("bench: operators and causal are two runs; choose one of them")
+        if self.operators + self.causal + self.flows > 1:
+            raise ValueError("bench: operators, causal and flows are separate runs; choose one")
+        if self.flows and self.device != "cpu":
+            raise ValueError("bench: --flows runs on the CPU; leave --device out")
         read_device(self.device, "bench")
+
+    @property
+    def kind(self) -> str:
+        """What is measured, which is also the name of the file of results."""
+        kinds = ("operators", "causal", "flows")
+        return next((kind for kind in kinds if getattr(self, kind)), "bench")
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The lengths, from short to long: what is too slow at one is not tried at the next."""
-        usual = OPERATOR_SIZES if self.operators else CAUSAL_SIZES if self.causal else SIZES
-        sizes = tuple(sorted(set(self.n))) or (QUICK_SIZES if self.quick else usual)
-        if self.operators and sizes[0] > SCOUT:
-            # nothing is known of what an operator takes: a short sequence foretells the long ones
-            return (SCOUT, *sizes)
+        quick = QUICK_CLOUDS if self.flows else QUICK_SIZES
+        sizes = tuple(sorted(set(self.n))) or (quick if self.quick else SIZES[self.kind])
+        shortest = SIZES["operators"][0]
+        if self.operators and sizes[0] > shortest:
+            # nothing is known of what an operator takes: a short sequence predicts the long ones
+            return (shortest, *sizes)
         return sizes
 
     @property
@@ -102,18 +101,19 @@ class Options:
         return self.threads or torch.get_num_threads()
 
     @property
-    def pace(self) -> Pace:
+    def limits(self) -> TimeLimits:
         """How long to measure."""
-        pace = QUICK_PACE if self.quick else PACE
-        return pace if self.rounds is None else pace._replace(rounds=self.rounds)
+        limits = QUICK_LIMITS if self.quick else LIMITS
+        return limits if self.rounds is None else limits._replace(rounds=self.rounds)
 
     @property
     def directions(self) -> tuple[Direction, ...]:
         """Forward, and forward with backward unless it is not wanted."""
-        return ("forward", "forward+backward") if self.backward else ("forward",)
+        both = self.backward and not self.flows
+        return ("forward", "forward+backward") if both else ("forward",)
 
     def command(self) -> str:
-        """The words that ask for this run, without the place of its results.
+        """The command of this run, without the folder of its results.
 
         >>> Options(n=(64, 256), quick=True, backward=False).command()
         'bistoch bench --n 64 --n 256 --no-backward --quick'
@@ -125,20 +125,15 @@ class Options:
             value = getattr(self, name)
             words += [] if value is None else [f"--{name} {value:g}"]
         words += [] if self.backward else ["--no-backward"]
-        words += [f"--{name}" for name in ("quick", "operators", "causal") if getattr(self, name)]
+        words += [
+            f"--{name}" for name in ("quick", "operators", "causal", "flows") if getattr(self, name)
+        ]
         return " ".join(words)
 
     def configuration(self) -> dict[str, Any]:
-        """All options that change numbers, as plain data."""
-        # results of the CPU that were recorded before there was a choice stay valid
-        device = {} if self.device == Options.device else {"device": self.device}
-        return {
-            **device, "sizes": list(self.sizes), "heads": self.heads or 8, "dim": self.dim,
-            "settings": [str(setting) for setting in self.settings],
-            "threads": self.used_threads, "pace": list(self.pace), "backward": self.backward,
-            "quick": self.quick, "operators": self.operators, "causal": self.causal,
-            "dtype": "float32", "seed": SEED, "heads given": self.heads is not None,
-        }  # fmt: skip
+        """All that changes numbers, as plain data."""
+        chosen = {"threads": self.used_threads, "limits": self.limits, "settings": self.settings}
+        return plain({**asdict(self), **chosen, "sizes": self.sizes, "kind": self.kind})
 
 
 class Group(NamedTuple):
@@ -157,11 +152,14 @@ def plan(options: Options) -> list[Group]:
     >>> groups[0].case.name, groups[0].entries[0].contender.name
     ('n=64', 'sdpa')
     """
-    if options.operators or options.causal:
-        rows = operator_contenders() if options.operators else causal_contenders()
+    if options.flows:
+        return _heat_groups(options)
+    if options.kind != "bench":
+        rows = contenders.operator_contenders()
+        rows = rows if options.operators else contenders.causal_contenders()
         everyone = tuple(Entry(row, Setting()) for row in rows.values())
-        cases = [case for case in _sequences(options) if case.scores == "random"]
-        return [Group(None, c, way, everyone) for c in cases for way in options.directions]
+        some = [case for case in _sequences(options) if case.scores == "random"]
+        return [Group(None, case, way, everyone) for case in some for way in options.directions]
     groups = [
         Group(None, case, way, _torch_entries(case, options))
         for case in _sequences(options)
@@ -172,29 +170,39 @@ def plan(options: Options) -> list[Group]:
     return [*groups, *_other_shapes(options), *peers]
 
 
+def _heat_groups(options: Options) -> list[Group]:
+    ours, *others = heat_contenders().values()
+    groups = []
+    for package, rows in {None: others[:1], **_by_package(others)}.items():
+        entries = tuple(Entry(row, FEWEST) for row in (ours, *rows))
+        for n in options.sizes:
+            for law in cases.EPS:
+                groups.append(Group(package, cases.cloud(n, law), "forward", entries))
+    return groups
+
+
 def _sequences(options: Options) -> Iterator[Case]:
     for n in options.sizes:
-        for scores in _scores(n, options):
-            yield sequence(n, options.heads or (8 if n <= LONG else 1), options.dim, scores)
-
-
-def _scores(n: int, options: Options) -> tuple[Scores, ...]:
-    # the second kind at every size would cost a quick run half of its time
-    return ("random", "peaked") if not options.quick or n == min(options.sizes) else ("random",)
+        # the second kind at every size would cost a quick run half of its time
+        both = not options.quick or n == min(options.sizes)
+        kinds: tuple[Scores, ...] = ("random", "peaked") if both else ("random",)
+        for scores in kinds:
+            yield cases.sequence(n, options.heads or (8 if n <= LONG else 1), options.dim, scores)
 
 
 def _other_shapes(options: Options) -> Iterator[Group]:
     # shapes that do not follow the options are left out when sizes are chosen by hand
     if options.n:
         return
-    small = tuple(Entry(row, BALANCE) for row in balance_contenders().values())
+    images, matrices = cases.vit_batch(), cases.small_matrices(MATRICES)
+    small = tuple(Entry(row, cases.BALANCE) for row in contenders.balance_contenders().values())
     for way in options.directions[-1:] if options.quick else options.directions:
-        yield Group(None, vit_batch(), way, _torch_entries(vit_batch(), options))
-        yield Group(None, small_matrices(MATRICES), way, small)
+        yield Group(None, images, way, _torch_entries(images, options))
+        yield Group(None, matrices, way, small)
 
 
 def _torch_entries(case: Case, options: Options) -> tuple[Entry, ...]:
-    sdpa, *others = attention_contenders().values()
+    sdpa, *others = contenders.attention_contenders().values()
     entries = [Entry(sdpa, Setting())]
     for row in others:
         if case.n <= LONG or not row.dense:
@@ -204,18 +212,24 @@ def _torch_entries(case: Case, options: Options) -> tuple[Entry, ...]:
 
 
 def _peer_groups(options: Options) -> Iterator[Group]:
-    missing = missing_packages()
-    for package, name in PACKAGES.items():
-        if name in missing:
-            continue
-        rows = [row for row in peer_contenders().values() if row.package == package]
+    baseline = Entry(contenders.attention_contenders()[SDPA], Setting())
+    for package, rows in _by_package(peer_contenders().values()).items():
         entries = tuple(Entry(row, options.settings[0]) for row in rows)
-        baseline = Entry(attention_contenders()[SDPA], Setting())
         for case in _sequences(options):
             # their speed does not depend on the scores, and a quick run has no time to show it
             if case.n <= LONG and not (options.quick and case.scores != "random"):
                 for way in options.directions:
                     yield Group(package, case, way, (baseline, *entries))
+
+
+def _by_package(rows: Iterable[Contender]) -> dict[str | None, list[Contender]]:
+    """The contenders of every package that is installed."""
+    missing, everyone = missing_packages(), list(rows)
+    return {
+        package: some
+        for package, name in PACKAGES.items()
+        if name not in missing and (some := [row for row in everyone if row.package == package])
+    }
 
 
 def entries_ratio(measured: Sequence[int], wanted: Sequence[int]) -> float:

@@ -25,7 +25,7 @@ def draw_bench(cells: Sequence[Cell], caption: str = "") -> "matplotlib.figure.F
     """Ratios above, memory below, one column per direction; saving is up to the caller.
 
     Args:
-        cells: what was measured; only sequences with random scores are drawn.
+        cells: what was measured; of several kinds of scores the first is drawn.
         caption: a line on what they have in common.
 
     >>> cell = Cell("n=4", "attention", [1, 1, 4, 2], "random", "forward", "OTT", 1.0, 10, "ott")
@@ -33,7 +33,8 @@ def draw_bench(cells: Sequence[Cell], caption: str = "") -> "matplotlib.figure.F
     >>> len(draw_bench([cell]).axes)
     2
     """
-    drawn = [c for c in cells if c.case.startswith("n=") and c.scores == "random" and c.ratio]
+    lengths = [cell for cell in cells if cell.case.startswith("n=") and cell.ratio]
+    drawn = [cell for cell in lengths if cell.scores == lengths[0].scores]
     known = {cell.direction for cell in drawn}
     directions = [way for way in ("forward", "forward+backward") if way in known] or ["forward"]
     size = (3.4 + 4.2 * len(directions), 7.4)
@@ -49,7 +50,8 @@ def draw_bench(cells: Sequence[Cell], caption: str = "") -> "matplotlib.figure.F
             _line(below, mine, usual, name, style, lambda cell: (cell.memory or 0) / MIB)
         above.set_title(direction, loc="left", fontsize=11, color=INK)
         below.set_xlabel("n, tokens", color=INK)
-    axes[0][0].set_ylabel(f"time over {SDPA}", color=INK)
+    baseline = drawn[0].baseline if drawn else None
+    axes[0][0].set_ylabel(f"time over {baseline or SDPA}", color=INK)
     axes[1][0].set_ylabel("peak memory beyond the inputs, MiB", color=INK)
     for panel in axes.flat:
         _tidy(panel, sorted({cell.shape[-2] for cell in drawn}))

@@ -1,37 +1,44 @@
 """A run from start to end: measure what is missing, keep it on disk, print it and draw it."""
 
 import hashlib
-import io
+import json
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import bistoch
-from bistoch.lab.bench.answers import TOLERANCE, Answers
 from bistoch.lab.bench.cases import SCORES
 from bistoch.lab.bench.contenders import SDPA
-from bistoch.lab.bench.growth import exponent
-from bistoch.lab.bench.measure import MEMORY_SHARE, Cell, Entry, Pace, measure, new_cell
-from bistoch.lab.bench.peers import missing_packages
+from bistoch.lab.bench.expected import TOLERANCE, ExpectedResults
+from bistoch.lab.bench.heat import heat_contenders
+from bistoch.lab.bench.measure import MEMORY_SHARE, Cell, Entry, TimeLimits, measure, new_cell
+from bistoch.lab.bench.peers import PACKAGES, missing_packages, peer_contenders
 from bistoch.lab.bench.plan import Group, Options, entries_ratio, plan
 from bistoch.lab.bench.plot import draw_bench
-from bistoch.lab.bench.store import Store
-from bistoch.lab.bench.table import print_results
+from bistoch.lab.bench.table import exponent, growth_rows, print_results
 from bistoch.lab.bench.worker import Worker
+from bistoch.lab.drawing import to_png
 from bistoch.lab.files import write_whole
 from bistoch.lab.machine import busy_warning, describe_machine, load_average, total_memory
+from bistoch.lab.progress import Display, progress
+from bistoch.lab.store import Run, Store
+
+SCHEMA = 1
+# these are measured again when a run is resumed: what is missing today may fit tomorrow
+UNFINISHED = ("skipped", "failed")
 
 
 def run_bench(options: Options, out: Path, console: Console) -> Path:
     """Run a benchmark, print its tables, write JSON and a picture, and return the JSON's path.
 
-    Cells that a stopped run of the same configuration left in `out` are kept.
+    Cells that an interrupted run of the same configuration left in `out` are kept.
 
     Args:
         options: what to measure.
@@ -45,54 +52,97 @@ def run_bench(options: Options, out: Path, console: Console) -> Path:
     >>> path.name
     'operators.json'
     """
-    store = _open_store(options, out)
-    groups = plan(options)
+    path, groups = out / f"{options.kind}.json", plan(options)
+    head = _head(options)
+    notes, configuration = head["notes"], head["configuration"]
+    cells = Cells(Store(out / ".cells", console.print), configuration)
     wanted = [new_cell(g.case, g.direction, e) for g in groups for e in _own(g)]
-    kept = sum(store.has(cell) for cell in wanted)
-    notes = store.head["notes"]
-    if store.set_aside is not None:
-        notes.append(f"results of another configuration were set aside as {store.set_aside.name}")
+    kept = sum(cells.load(cell) for cell in wanted)
     if kept:
         notes.append(
             f"{kept} of {len(wanted)} cells were kept from an earlier run of this configuration; "
-            f"remove {store.path.name} to measure them again"
+            "remove the folder .cells to measure them again"
         )
-    answers = out / f".answers-{store.head['configuration']['source']}"
-    answers.mkdir(exist_ok=True)
-    try:
-        with _threads(options.used_threads), _progress(console, len(wanted)) as bar:
-            _measure_all(groups, options, store, answers, bar)
-    except KeyboardInterrupt:
-        console.print("stopped; the same command goes on from here")
-        raise
+    if aside := _set_aside(path, configuration):
+        notes.append(f"results of another configuration were set aside as {aside.name}")
+    expected = out / f".expected-{configuration['source']}"
+    expected.mkdir(parents=True, exist_ok=True)
+    # drawn between measurements only, never during one
+    with _threads(options.used_threads), progress(console, len(groups), animated=False) as shown:
+        _measure_all(groups, options, cells, expected, shown)
+    shutil.rmtree(expected, ignore_errors=True)
     load = load_average()
-    store.head["machine"]["load_average_at_end"] = load
+    head["machine"]["load_average_at_end"] = load
     warning = busy_warning(load, options.used_threads, "at the end")
     if warning and not any("busy" in note for note in notes):
         notes.append(warning)
-    store.write(finished=True)
-    shutil.rmtree(answers, ignore_errors=True)
-    print_results(store.cells, notes, console)
-    _draw(store, console)
-    return store.path
+    content = {
+        "schema": SCHEMA, **head, "growth": growth_rows(cells.cells),
+        "cells": [asdict(cell) for cell in cells.cells],
+    }  # fmt: skip
+    write_whole(path, json.dumps(content, indent=1).encode())
+    print_results(cells.cells, notes, console)
+    _draw(path, cells.cells, configuration, console)
+    return path
 
 
-def _open_store(options: Options, out: Path) -> Store:
+class Cells:
+    """The cells of a run, and those that earlier runs of the same configuration finished."""
+
+    def __init__(self, store: Store, configuration: dict[str, Any]):
+        self._store, self._configuration = store, configuration
+        self.cells: list[Cell] = []
+
+    def load(self, cell: Cell) -> bool:
+        """Take a cell from the store, if it was finished."""
+        known = self._run(cell).read()
+        if known is not None:
+            self.cells.append(Cell(**known))
+        return known is not None
+
+    def has(self, cell: Cell) -> bool:
+        """Whether a cell was measured."""
+        return any(known.key == cell.key for known in self.cells)
+
+    def add(self, cells: Sequence[Cell]) -> None:
+        """Take cells in; those that are finished are kept for other runs."""
+        self.cells += cells
+        for cell in cells:
+            if cell.status not in UNFINISHED:
+                self._run(cell).write(asdict(cell))
+
+    def _run(self, cell: Cell) -> Run:
+        name = f"{cell.contender} {cell.case} {cell.scores} {cell.direction}"
+        return self._store.run(name, {"cell": cell.key, "configuration": self._configuration})
+
+
+def _set_aside(path: Path, configuration: dict[str, Any]) -> Path | None:
+    """Rename results of another configuration; the new name, if there were any."""
+    try:
+        old = json.loads(path.read_text(encoding="utf-8"))
+        if old["schema"] != SCHEMA or old["configuration"] == configuration:
+            return None
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    aside = path.with_suffix(".previous.json")
+    os.replace(path, aside)
+    return aside
+
+
+def _head(options: Options) -> dict[str, Any]:
+    """What the file of results says besides its cells."""
     machine: dict[str, Any] = describe_machine()
     identity = {name: machine[name] for name in ("processor", "cores", "versions")}
-    configuration = {**options.configuration(), "source": source_digest(), **identity}
     load = load_average()
     warning = busy_warning(load, 0, "at the start")
-    head = {
+    return {
         "command": options.command(),
-        "configuration": configuration,
+        "configuration": {**options.configuration(), "source": source_digest(), **identity},
         "machine": {**machine, "threads": options.used_threads, "load_average_at_start": load},
         "scores": SCORES,
         "tolerance": TOLERANCE,
         "notes": [*([warning] if warning else []), *_remarks(options)],
     }
-    name = "operators" if options.operators else "causal" if options.causal else "bench"
-    return Store(out / f"{name}.json", head)
 
 
 def source_digest() -> str:
@@ -102,7 +152,7 @@ def source_digest() -> str:
     16
     """
     root, digest = Path(bistoch.__file__).parent, hashlib.sha256()
-    for room in ("functional", "lab/bench"):
+    for room in ("functional", "flows", "lab/bench"):
         for path in sorted((root / room).rglob("*.py")):
             digest.update(path.relative_to(root).as_posix().encode())
             digest.update(path.read_bytes())
@@ -115,62 +165,69 @@ def _remarks(options: Options) -> list[str]:
         return [f"here {SDPA} is causal: it is called with is_causal=True"]
     if options.operators or options.device != "cpu":
         return []
-    return [f"{name} is not installed: {how}" for name, how in missing_packages().items()]
+    rows = heat_contenders() if options.flows else peer_contenders()
+    used = {PACKAGES[row.package] for row in rows.values() if row.package}
+    missing = missing_packages().items()
+    return [f"{name} is not installed: {how}" for name, how in missing if name in used]
 
 
 def _own(group: Group) -> Sequence[Entry]:
-    """The entries whose cells are kept: beside a library, softmax is only its yardstick."""
+    """The entries whose cells are kept: beside a library, the baseline is only for its ratios."""
     return group.entries if group.package is None else group.entries[1:]
 
 
 def _measure_all(
-    groups: Sequence[Group], options: Options, store: Store, answers: Path, bar: "_Bar"
+    groups: Sequence[Group], options: Options, cells: Cells, expected: Path, shown: Display
 ) -> None:
     worker: Worker | None = None
-    home: str | None = None
+    package: str | None = None
     try:
         for group in groups:
-            if worker is not None and (group.package != home or not worker.alive):
+            if worker is not None and (group.package != package or not worker.alive):
                 worker.close()
                 worker = None
-            home = group.package
-            missing = [e for e in _own(group) if not store.has(_blank(group, e))]
-            bar.step(len(_own(group)) - len(missing), group)
-            hopeless = [cell for e in missing if (cell := _hopeless(group, e, options, store))]
-            names = {cell.key for cell in hopeless}
+            package = group.package
+            missing = [e for e in _own(group) if not cells.has(_blank(group, e))]
+            unable = [cell for e in missing if (cell := _too_large(group, e, options, cells))]
+            names = {cell.key for cell in unable}
             todo = [e for e in missing if _blank(group, e).key not in names]
-            cells = []
-            if todo and home is not None:
-                worker = worker or Worker(options.used_threads, options.pace, answers)
-                cells = worker.measure(group.case, group.direction, todo)
+            beside = f" beside {package}" if package else ""
+            where = f"{group.case.name} {group.case.scores} {group.direction}{beside}"
+            shown.start(where)
+            found = []
+            if todo and package is not None:
+                worker = worker or Worker(options.used_threads, options.limits, expected)
+                found = worker.measure(group.case, group.direction, [group.entries[0], *todo])
             elif todo:
                 device = torch.device(options.device)
-                cells = _measure_here(group, todo, options.pace, answers, device)
-            if missing:
-                store.add([*cells, *hopeless])
-            bar.step(len(missing), group)
+                found = _measure_here(group, todo, options.limits, expected, device)
+            cells.add([*found, *unable])
+            shown.finish(where, kept=not todo)
     finally:
         if worker is not None:
             worker.close()
 
 
 def _measure_here(
-    group: Group, todo: Sequence[Entry], pace: Pace, answers: Path, device: torch.device
+    group: Group, todo: Sequence[Entry], limits: TimeLimits, expected: Path, device: torch.device
 ) -> list[Cell]:
+    """The cells of some entries, timed beside the baseline in this process."""
     baseline = group.entries[0]
-    others = [entry for entry in todo if entry != baseline]
-    entries = [baseline, *others]
-    return measure(group.case, group.direction, entries, pace, Answers(answers), device=device)
+    entries = [baseline, *(entry for entry in todo if entry != baseline)]
+    cells = measure(
+        group.case, group.direction, entries, limits, ExpectedResults(expected), device=device
+    )
+    return cells if baseline in todo else cells[1:]
 
 
 def _blank(group: Group, entry: Entry) -> Cell:
     return new_cell(group.case, group.direction, entry)
 
 
-def _hopeless(group: Group, entry: Entry, options: Options, store: Store) -> Cell | None:
-    """A cell that says why it is not tried, if the next shorter sequence foretells trouble."""
+def _too_large(group: Group, entry: Entry, options: Options, cells: Cells) -> Cell | None:
+    """A cell that says why it is not tried, if shorter sequences predict that it takes too much."""
     cell = _blank(group, entry)
-    known = [other for other in store.cells if other.seconds and _same_curve(cell, other)]
+    known = [other for other in cells.cells if other.seconds and _same_curve(cell, other)]
     if not known:
         return None
     nearest = max(known, key=lambda other: other.shape[-2])
@@ -178,12 +235,12 @@ def _hopeless(group: Group, entry: Entry, options: Options, store: Store) -> Cel
     # some grow faster than their plans: two sizes show it
     power = exponent([(other.shape[-2], other.seconds) for other in known]) or 0
     longer = max(growth, (cell.shape[-2] / nearest.shape[-2]) ** power)
-    if (nearest.seconds or 0) * longer > options.pace.never:
-        cell.status, cell.reason = "skipped", "too slow: a shorter sequence says so"
+    if (nearest.seconds or 0) * longer > options.limits.never:
+        cell.status, cell.reason = "skipped", "too slow, by the time of a shorter sequence"
         return cell
     # what an operator keeps is not known beforehand, as it is for the others
     if options.operators and (nearest.memory or 0) * growth > MEMORY_SHARE * total_memory():
-        cell.status, cell.reason = "skipped", "too much memory: a shorter sequence says so"
+        cell.status, cell.reason = "skipped", "too much memory, by that of a shorter sequence"
         return cell
     return None
 
@@ -194,26 +251,6 @@ def _same_curve(cell: Cell, other: Cell) -> bool:
     if any(getattr(cell, name) != getattr(other, name) for name in alike):
         return False
     return cell.case.startswith("n=") and other.case.startswith("n=")
-
-
-class _Bar:
-    """Progress that is drawn only between measurements, never during one."""
-
-    def __init__(self, progress: Progress, total: int):
-        self._progress, self._task = progress, progress.add_task("", total=total)
-
-    def step(self, count: int, group: Group) -> None:
-        where = "" if group.package is None else f" beside {group.package}"
-        now = f"{group.case.name} {group.case.scores} {group.direction}{where}"
-        self._progress.update(self._task, advance=count, description=now)
-        self._progress.refresh()
-
-
-@contextmanager
-def _progress(console: Console, total: int) -> Iterator[_Bar]:
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
-        yield _Bar(progress, total)
 
 
 @contextmanager
@@ -227,21 +264,22 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def _caption(configuration: dict[str, Any]) -> str:
+    if configuration["kind"] == "flows":
+        return "one heat step of a cloud on the line"
     heads, dim, threads = (configuration[name] for name in ("heads", "dim", "threads"))
     plural = "" if threads == 1 else "s"
-    return f"{heads} heads of {dim} features, float32, random scores, {threads} thread{plural}"
+    return f"{heads or 8} heads of {dim} features, float32, random scores, {threads} thread{plural}"
 
 
-def _draw(store: Store, console: Console) -> None:
+def _draw(
+    path: Path, cells: Sequence[Cell], configuration: dict[str, Any], console: Console
+) -> None:
     """The picture beside the JSON; without the drawing library, a sentence."""
+    written, picture = [path], path.with_suffix(".png")
     try:
-        figure = draw_bench(store.cells, _caption(store.head["configuration"]))
+        write_whole(picture, to_png(draw_bench(cells, _caption(configuration))))
+        written.append(picture)
     except ImportError as missing:
         console.print(f"no picture: {missing}", highlight=False, markup=False)
-        return
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=150)
-    picture = store.path.with_suffix(".png")
-    write_whole(picture, content.getvalue())
-    for path in (store.path, picture):
-        console.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+    for file in written:
+        console.print(f"wrote {file}", highlight=False, markup=False, soft_wrap=True)

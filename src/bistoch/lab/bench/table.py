@@ -1,19 +1,23 @@
 """Results for the terminal: ratios, growth and memory, and under them all that needs a word."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from statistics import linear_regression
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from bistoch.lab.bench.cases import SCORES
 from bistoch.lab.bench.contenders import SDPA
-from bistoch.lab.bench.growth import growth_rows
 from bistoch.lab.bench.measure import Cell
 from bistoch.lab.machine import DISTURBED
+from bistoch.lab.report import Table, print_table
 
 MIB = 1 << 20
+# shorter sequences mostly show the price of a call
+SHORTEST = 256
+DIRECTIONS = ("forward", "forward+backward")
 
 
 def print_results(cells: Sequence[Cell], notes: Sequence[str], console: Console) -> None:
@@ -26,23 +30,22 @@ def print_results(cells: Sequence[Cell], notes: Sequence[str], console: Console)
     """
     marks = Marks()
     lengths = [cell for cell in cells if cell.case.startswith("n=")]
-    for scores in SCORES:
-        for direction in ("forward", "forward+backward"):
+    kinds = list(dict.fromkeys(cell.scores for cell in lengths))
+    for scores in kinds:
+        for direction in DIRECTIONS:
             some = [c for c in lengths if (c.scores, c.direction) == (scores, direction)]
             if some:
-                title = f"{direction}, {scores} scores: time over {SDPA}"
-                _print(console, title, _over_n(some, marks, _time, "time"))
-    for direction in ("forward", "forward+backward"):
+                what = f"heat step, {scores}" if some[0].task == "heat" else f"{scores} scores"
+                title = f"{direction}, {what}: time over {some[0].baseline or SDPA}"
+                print_table(console, _over_n(some, marks, _time, "time", title))
+    for direction in DIRECTIONS:
         # the kind of scores does not change what is allocated
-        some = [c for c in lengths if (c.scores, c.direction) == ("random", direction)]
+        some = [c for c in lengths if (c.scores, c.direction) == (kinds[0], direction)]
         if some:
             title = f"{direction}: peak memory beyond the inputs, MiB"
-            _print(console, title, _over_n(some, marks, _memory, "memory"))
+            print_table(console, _over_n(some, marks, _memory, "memory", title))
     for name in dict.fromkeys(c.case for c in cells if not c.case.startswith("n=")):
-        some = [cell for cell in cells if cell.case == name]
-        shape = " x ".join(map(str, some[0].shape))
-        title = f"{name} ({shape}): time over {some[0].baseline}"
-        _print(console, title, _one_shape(some, marks))
+        print_table(console, _one_shape([cell for cell in cells if cell.case == name], marks))
     for line in (*_legend(cells), *marks.lines(), *notes):
         console.print(line, highlight=False, markup=False)
 
@@ -84,57 +87,53 @@ def _options(cell: Cell) -> str:
     return f"lam={cell.lam:g} iters={cell.iters}"
 
 
-def _print(console: Console, title: str, table: Table) -> None:
-    # a title of the table itself would be broken to its width
-    console.print(f"\n[bold]{title}[/bold]", highlight=False)
-    console.print(table)
-
-
-def _over_n(cells: Sequence[Cell], marks: Marks, show: Any, growth: str) -> Table:
+def _over_n(
+    cells: Sequence[Cell],
+    marks: Marks,
+    show: Callable[[Cell, Marks], str],
+    growth: str,
+    title: str,
+) -> Table:
     """One row per contender, one column per n."""
     sizes = sorted({cell.shape[-2] for cell in cells})
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("contender", no_wrap=True)
     heads = {cell.shape[-2]: cell.shape[-3] for cell in cells}
     usual = max(heads.values())
-    for n in sizes:
-        table.add_column(str(n) if heads[n] == usual else f"{n} ({heads[n]} head)", justify="right")
-    table.add_column("~n^", justify="right")
+    head = [str(n) if heads[n] == usual else f"{n} ({heads[n]} head)" for n in sizes]
     grown = {
-        (row["contender"], row["lam"], row["iters"]): row[growth] for row in growth_rows(cells)
+        (line["contender"], line["lam"], line["iters"]): line[growth] for line in growth_rows(cells)
     }
-    rows: dict[tuple[Any, ...], dict[int, Cell]] = {}
+    found: dict[tuple[Any, ...], dict[int, Cell]] = {}
     for cell in cells:
-        rows.setdefault((cell.contender, cell.lam, cell.iters), {})[cell.shape[-2]] = cell
-    for key, row in rows.items():
+        found.setdefault((cell.contender, cell.lam, cell.iters), {})[cell.shape[-2]] = cell
+    rows = []
+    for key, row in found.items():
         shown = [_cell(row.get(n), marks, show) for n in sizes]
-        exponent = grown.get(key)
+        power = grown.get(key)
         name = label(next(iter(row.values())), cells)
-        table.add_row(name, *shown, "" if exponent is None else f"{exponent:.1f}")
-    return table
+        rows.append([name, *shown, "" if power is None else f"{power:.1f}"])
+    return Table(["contender", *head, "~n^"], rows, title)
 
 
 def _one_shape(cells: Sequence[Cell], marks: Marks) -> Table:
     """One row per contender, time and memory of each direction."""
     directions = tuple(dict.fromkeys(cell.direction for cell in cells))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("contender", no_wrap=True)
-    for direction in directions:
-        table.add_column(direction, justify="right")
-        table.add_column("MiB", justify="right")
+    shape = " x ".join(map(str, cells[0].shape))
+    rows = []
     for name in dict.fromkeys(label(cell, cells) for cell in cells):
         row = {cell.direction: cell for cell in cells if label(cell, cells) == name}
-        shown = [_cell(row.get(d), marks, show) for d in directions for show in (_time, _memory)]
-        table.add_row(name, *shown)
-    return table
+        rows.append(
+            [name, *(_cell(row.get(d), marks, f) for d in directions for f in (_time, _memory))]
+        )
+    head = ["contender", *(title for way in directions for title in (way, "MiB"))]
+    return Table(head, rows, f"{cells[0].case} ({shape}): time over {cells[0].baseline}")
 
 
-def _cell(cell: Cell | None, marks: Marks, show: Any) -> str:
+def _cell(cell: Cell | None, marks: Marks, show: Callable[[Cell, Marks], str]) -> str:
     if cell is None:
         return ""
     if cell.status != "measured":
         word = "wrong" if cell.status == "wrong" else "-"
-        return rf"{word} \[{marks.number(f'{cell.contender}: {cell.reason}')}]"
+        return f"{word} [{marks.number(f'{cell.contender}: {cell.reason}')}]"
     return show(cell, marks)
 
 
@@ -147,10 +146,10 @@ def _time(cell: Cell, marks: Marks) -> str:
     ratio = f"{cell.ratio:.{digits}f}"
     if cell.iterations_taken != cell.iters:
         number = marks.number(
-            f"{cell.contender}: with {cell.iterations_taken} of its own iterations, which come as "
-            f"close to the limit as {cell.iters} of ours"
+            f"{cell.contender}: with {cell.iterations_taken} iterations, the fewest tried that are "
+            "accurate enough"
         )
-        ratio += rf" \[{number}]"
+        ratio += f" [{number}]"
     return f"{ratio}*" if cell.timed_once else ratio
 
 
@@ -170,7 +169,7 @@ def _legend(cells: Sequence[Cell]) -> Iterator[str]:
     tolerances = [cell.tolerance for cell in cells if cell.tolerance is not None]
     if tolerances:
         yield (
-            "every time is of a result proven against float64, largest error at most "
+            "every time is of a result verified against float64, largest error at most "
             f"{min(tolerances):.0e} of the largest entry; best of several interleaved rounds; "
             f"{SDPA} is scaled_dot_product_attention; the row of a baseline shows its own time; "
             "~n^ is the exponent of growth"
@@ -183,3 +182,40 @@ def _legend(cells: Sequence[Cell]) -> Iterator[str]:
         )
     if any(cell.timed_once for cell in cells):
         yield "* one slow call, timed once"
+
+
+def growth_rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """The growth with n of every contender, setting, scores and direction measured at several n."""
+    groups = defaultdict(list)
+    for cell in cells:
+        if cell.case.startswith("n=") and cell.seconds is not None:
+            # other heads or features would not be the same curve
+            *batch, _, d = cell.shape
+            groups[
+                cell.contender, cell.lam, cell.iters, cell.scores, cell.direction, *batch, d
+            ].append(cell)
+    rows = []
+    for (contender, lam, iters, scores, direction, *_), group in groups.items():
+        time = exponent([(cell.shape[-2], cell.seconds) for cell in group])
+        memory = exponent([(cell.shape[-2], cell.memory) for cell in group])
+        if time is not None:
+            rows.append({
+                "contender": contender, "lam": lam, "iters": iters, "scores": scores,
+                "direction": direction, "time": time, "memory": memory,
+            })  # fmt: skip
+    return rows
+
+
+def exponent(points: Sequence[tuple[int, float | None]]) -> float | None:
+    """The slope of the best line through log(value) over log(n); None for fewer than two sizes.
+
+    >>> exponent([(256, 1.0), (512, 4.0), (1024, 16.0)])
+    2.0
+    """
+    known = [(n, value) for n, value in points if value]
+    long = [(n, value) for n, value in known if n >= SHORTEST]
+    used = long if len(long) >= 2 else known
+    if len({n for n, _ in used}) < 2:
+        return None
+    x, y = [math.log(n) for n, _ in used], [math.log(value) for _, value in used]
+    return round(linear_regression(x, y).slope, 2)

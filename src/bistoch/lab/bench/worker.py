@@ -1,7 +1,7 @@
-"""A process for one outside library: `Worker` starts it and asks, `main` is what runs inside.
+"""A process for one outside library: `Worker` starts it, `main` is what runs inside.
 
 Thread pools of several libraries in one process disturb each other, so each library is timed beside
-softmax attention in a process that loads nothing else.
+the baseline in a process that loads nothing else.
 """
 
 import json
@@ -16,55 +16,56 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bistoch.lab.bench.answers import Answers
 from bistoch.lab.bench.cases import Case, Direction, Setting
-from bistoch.lab.bench.contenders import SDPA, attention_contenders
-from bistoch.lab.bench.measure import Cell, Entry, Pace, measure, new_cell
+from bistoch.lab.bench.contenders import attention_contenders
+from bistoch.lab.bench.expected import ExpectedResults
+from bistoch.lab.bench.heat import heat_contenders
+from bistoch.lab.bench.measure import Cell, Entry, TimeLimits, measure, new_cell
 from bistoch.lab.bench.peers import peer_contenders
 
 # seconds that the contenders of a package may take over one case: one that hangs is ended
-PATIENCE = 1800.0
+TIMEOUT = 1800.0
 
 
 class Worker:
-    """A child process that proves and times the contenders of one package.
+    """A child process that verifies and times the contenders of one package.
 
     Args:
         threads: how many threads it may use.
-        pace: how long to measure.
-        answers: the folder of right answers that the run shares.
+        limits: how long to measure.
+        folder: of the expected results that the run shares.
     """
 
-    def __init__(self, threads: int, pace: Pace, answers: Path):
+    def __init__(self, threads: int, limits: TimeLimits, folder: Path):
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
-        limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        threaded = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bistoch.lab.bench.worker"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
-            env={**os.environ, **limits},
+            env={**os.environ, **threaded},
         )  # fmt: skip
-        self._start = {"threads": threads, "pace": list(pace), "answers": str(answers)}
+        self._start = {"threads": threads, "limits": list(limits), "folder": str(folder)}
 
     def measure(self, case: Case, direction: Direction, entries: Sequence[Entry]) -> list[Cell]:
-        """The cells of the entries; if the process dies, cells that say so."""
+        """The cells of all entries but the first, the baseline; if it dies, cells that say so."""
         names = [[entry.contender.name, *asdict(entry.setting).values()] for entry in entries]
-        question = {"case": asdict(case), "direction": direction, "entries": names, **self._start}
+        request = {"case": asdict(case), "direction": direction, "entries": names, **self._start}
         try:
-            cells = [Cell(**cell) for cell in json.loads(self._ask(json.dumps(question)))]
+            cells = [Cell(**cell) for cell in json.loads(self._send(json.dumps(request)))]
         except (BrokenPipeError, json.JSONDecodeError):
-            cells = [new_cell(case, direction, entry) for entry in entries]
+            cells = [new_cell(case, direction, entry) for entry in entries[1:]]
             for cell in cells:
-                cell.status, cell.reason = "failed", f"its process died: {self._last_words()}"
+                cell.status, cell.reason = "failed", f"its process died: {self._reason()}"
         return cells
 
-    def _ask(self, line: str) -> str:
+    def _send(self, line: str) -> str:
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is None or stdout is None:
             raise BrokenPipeError
         stdin.write(line + "\n")
         stdin.flush()
         # when the process is gone, there is nothing more to read, and reading ends
-        ending = threading.Timer(PATIENCE, self._process.kill)
+        ending = threading.Timer(TIMEOUT, self._process.kill)
         ending.start()
         try:
             return stdout.readline()
@@ -85,40 +86,38 @@ class Worker:
             self._process.wait(30)
         self._errors.close()
 
-    def _last_words(self) -> str:
+    def _reason(self) -> str:
         code = self._process.wait(30)
         if code == -signal.SIGKILL:
-            return f"ended from outside, or after {PATIENCE:g} s without an answer"
+            return f"killed, or ended after {TIMEOUT:g} s without a result"
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return lines[-1][:200] if lines else f"exit code {code}"
 
 
 def main() -> None:
-    """Read questions line by line, answer line by line."""
-    # libraries may print; what they print must not end up between the answers
-    answers_out = os.fdopen(os.dup(1), "w", buffering=1)
+    """Read requests line by line, and write the results of each as a line."""
+    # libraries may print; what they print must not end up between the results
+    results = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:
-        answers_out.write(json.dumps(_answer(json.loads(line))) + "\n")
+        results.write(json.dumps(_measure(json.loads(line))) + "\n")
 
 
-def _answer(question: dict[str, Any]) -> list[dict[str, Any]]:
+def _measure(request: dict[str, Any]) -> list[dict[str, Any]]:
     import torch
 
-    _stay_on_cores(question["threads"])
-    torch.set_num_threads(question["threads"])
-    case = question["case"]
-    case = Case(**{**case, "shape": tuple(case["shape"])})
-    peers = peer_contenders()
-    entries = [Entry(attention_contenders()[SDPA], Setting())]
-    entries += [Entry(peers[name], Setting(*setting)) for name, *setting in question["entries"]]
-    answers = Answers(Path(question["answers"]))
-    cells = measure(case, question["direction"], entries, Pace(*question["pace"]), answers)
+    _limit_cores(request["threads"])
+    torch.set_num_threads(request["threads"])
+    case = Case(**{**request["case"], "shape": tuple(request["case"]["shape"])})
+    known = attention_contenders() | heat_contenders() | peer_contenders()
+    entries = [Entry(known[name], Setting(*setting)) for name, *setting in request["entries"]]
+    limits, expected = TimeLimits(*request["limits"]), ExpectedResults(Path(request["folder"]))
+    cells = measure(case, request["direction"], entries, limits, expected)
     return [asdict(cell) for cell in cells[1:]]
 
 
-def _stay_on_cores(count: int) -> None:
+def _limit_cores(count: int) -> None:
     """Some libraries take every core they see: show them as many as they may use."""
     if hasattr(os, "sched_setaffinity"):
         seen = sorted(os.sched_getaffinity(0))
