@@ -50,8 +50,8 @@ def allowed_pairs(values: Values, kind: str = "any") -> Tensor:
     mask, query_mask, key_mask = (values.get(n) for n in ("mask", "query_mask", "key_mask"))
     if mask is not None and mask.dtype != torch.bool and mask.shape[-1]:
         top = mask.double().nan_to_num(-math.inf, -math.inf).amax(-1, keepdim=True)
-        far = mask.double() - top <= -(math.inf if kind == "softmax" else FORBIDDEN)
-        mask = (mask != -math.inf) & ~far
+        below = mask.double() - (0 if causal else top)
+        mask = (mask != -math.inf) & ~(below <= -(math.inf if kind == "softmax" else FORBIDDEN))
     if mask is not None:
         allowed = allowed & mask.bool()
     for padding, hides_queries in ((query_mask, True), (key_mask, False)):

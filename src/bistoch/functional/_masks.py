@@ -49,6 +49,20 @@ def read_bias(mask: Float[Tensor, "*M #n #m"], dtype: torch.dtype) -> Bias:
     return Bias(torch.where(is_low, below, bias).masked_fill(forbidden, -torch.inf), level, lost)
 
 
+def forbid_low(mask: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
+    """As `read_bias`, for operators that are causal by themselves: the number alone decides.
+
+    What else is in its row may belong to later keys, which must not decide over earlier pairs; and
+    while a sequence grows, nobody knows them yet.
+
+    >>> forbid_low(torch.tensor([[-1e4, 1.0], [-1e9, -2e9]]), torch.float32)
+    tensor([[-inf, 1.],
+            [-inf, -inf]])
+    """
+    bias = as_bias(mask, dtype)
+    return bias.masked_fill(bias.detach() <= -FORBIDDEN, -torch.inf)
+
+
 def as_bias(mask: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
     """A float mask in another precision; what is finite stays so, and infinite what is infinite.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from bistoch.functional import _inputs
 from bistoch.functional._backend import assume_constant_result
 from bistoch.functional._inputs import Mask
-from bistoch.functional._masks import read_bias
+from bistoch.functional._masks import forbid_low
 from bistoch.functional._nonfinite import Pairs, clean, show
 from bistoch.functional._operator import check_options, parse_operator
 from bistoch.functional._recompute import forgetful
@@ -298,8 +298,7 @@ def _pose(
         _inputs.check_mask(operator, mask, (*batch, n, n), device)
         shared = mask[..., 0, :] if mask.ndim > 1 else mask
         if shared.dtype != torch.bool:
-            read = read_bias(shared, dtype)
-            shared = read.bias + read.level
+            shared = forbid_low(shared, dtype)
         # a NaN is no minus infinity
         seen = shared if shared.dtype == torch.bool else shared != -torch.inf
         real = seen if real is None else real & seen

@@ -160,3 +160,36 @@ def test_mistakes_are_sentences():
         bistoch.causal_elastic_step(q[:1, :, :3], k[:1], v[:1], state)
     with pytest.raises(ValueError, match="one of the 2 leading axes"):
         state.index_select(2, torch.tensor([0]))
+
+
+@pytest.mark.parametrize("low", [-1e4, torch.finfo(torch.float32).min])
+def test_a_low_bias_hides_a_pair_whatever_later_keys_have(low):
+    q, k, v = torch.randn(3, 5, 4).unbind()
+    bias = torch.tensor([low, low, 0.0, low, 0.0])
+    whole = bistoch.causal_elastic_attention(q, k, v, mask=bias, block=2)
+    hidden = bistoch.causal_elastic_attention(q, k, v, mask=bias == 0, block=2)
+    assert torch.equal(whole, hidden)
+    rows, state = [], None
+    for t in range(5):
+        row, state = bistoch.causal_elastic_step(
+            q[t : t + 1], k[: t + 1], v[: t + 1], state, mask=bias[: t + 1], block=2
+        )
+        rows.append(row)
+    torch.testing.assert_close(torch.cat(rows), whole)
+
+
+def test_steps_of_an_empty_batch():
+    x = torch.zeros(0, 4, 2)
+    _, state = bistoch.causal_elastic_step(x[:, :2], x, x)
+    rows, state = bistoch.causal_elastic_step(x[:, 2:], x, x, state)
+    assert rows.shape == (0, 2, 2)
+    assert state.bias.shape == (0, 4)
+
+
+def test_a_mask_for_other_keys_is_refused():
+    x = torch.zeros(5, 2)
+    # of the tokens so far, or of a cache that is not filled yet
+    for size in (3, 5):
+        bistoch.causal_elastic_step(x[:3], x, x, key_mask=torch.ones(size, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"^causal_elastic_step: key_mask must broadcast.*\(9,\)"):
+        bistoch.causal_elastic_step(x[:3], x, x, key_mask=torch.ones(9, dtype=torch.bool))

@@ -112,8 +112,8 @@ def causal_elastic_step(
             f'{operator}: the backend "{chosen}" computes whole sequences, not steps; choose '
             'backend="auto" for steps, whose rows are the same'
         )
+    mask, key_mask = (_up_to(hidden, stop, key.shape[-2]) for hidden in (mask, key_mask))
     key, value = key[..., :stop, :], value[..., :stop, :]
-    mask, key_mask = _up_to(mask, stop), _up_to(key_mask, stop)
     rule = Rule(lam, eps, block, prior, scale)
     with full_precision(query.device):
         stream = pose_stream(operator, batch, query, key, value, rule, mask, query_mask, key_mask)
@@ -141,8 +141,8 @@ def _resume(
     if state is None:
         start = torch.zeros(size, dtype=torch.int64, device=stream.key.device)
         return open_account(stream), start
-    columns = [x.to(stream.key).expand(*batch, state.length).reshape(size, -1) for x in state[:3]]
-    bias, received, wanted = columns
+    columns = [x.to(stream.key).expand(*batch, state.length) for x in state[:3]]
+    bias, received, wanted = (column.reshape(size, state.length) for column in columns)
     level = state.level.to(stream.key).expand(batch).reshape(-1)
     new = level[:, None].expand(size, stop - state.length)
     account = Account(
@@ -185,11 +185,11 @@ def _cut_between(
     return pieces, after[:, -1] if n else position
 
 
-def _up_to(mask: Tensor | None, stop: int) -> Tensor | None:
-    """A mask without the part of a cache that is not filled; a shared one stays as it is."""
+def _up_to(mask: Tensor | None, stop: int, keys: int) -> Tensor | None:
+    """A mask without the part of a cache that is not filled; one for other keys stays as it is."""
     if not isinstance(mask, Tensor) or mask.is_nested or mask.layout != torch.strided:
         # it is refused later, with all others
         return mask
-    if mask.ndim == 0 or mask.shape[-1] == 1:
+    if mask.ndim == 0 or mask.shape[-1] != keys:
         return mask
     return mask[..., :stop]

@@ -40,7 +40,7 @@ def pose_stream(
     options = Options(
         rule.lam, rule.eps, 1.0, 0, None, mask, query_mask, key_mask, None, rule.scale
     )
-    problem = pose(operator, batch, query, key, options)
+    problem = pose(operator, batch, query, key, options, bias="numbers")
     return Stream(
         query=problem.query,
         key=problem.key,

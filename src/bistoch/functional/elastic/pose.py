@@ -10,13 +10,14 @@ from torch import Tensor
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
-from bistoch.functional._masks import as_bias, read_bias
+from bistoch.functional._masks import as_bias, forbid_low, read_bias
 from bistoch.functional.elastic.problem import Problem
 
 # how a float mask is read: very low numbers forbid a pair; and in a row without any others only
 # "differences" count, or "levels" do too, for an operator that feels what is added to all scores of
-# a row. Or they are "scores": what is finite is possible
-Reading = Literal["differences", "levels", "scores"]
+# a row. Where rows see no later key, "numbers" forbid whatever their row holds. Or they are
+# "scores": what is finite is possible
+Reading = Literal["differences", "levels", "numbers", "scores"]
 
 # numbers in a tensor of equal numbers that is kept for other calls
 LARGEST_CONSTANT = 1 << 15
@@ -78,6 +79,8 @@ def pose(
     if mask is not None and mask.dtype != torch.bool:
         if bias == "scores":
             mask = as_bias(mask, query.dtype)
+        elif bias == "numbers":
+            mask = forbid_low(mask, query.dtype)
         else:
             read = read_bias(mask, query.dtype)
             mask = read.bias
