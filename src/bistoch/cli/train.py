@@ -76,14 +76,14 @@ def train(
         setup = lab.Setup(data, model or DEFAULT_MODELS[task.kind], operator, recipe, seed)
         with progress(console, recipe.epochs) as shown:
             try:
-                trained = lab.train_run(
+                trained, fitted = lab.train_run(
                     setup, task, out, ranks=ranks, tensorboard=tensorboard,
                     on_step=_EpochProgress(shown),
                 )  # fmt: skip
             except KeyboardInterrupt:
                 shown.print(describe_kept(out))
                 raise typer.Exit(130) from None
-        found, fitted = lab.evaluate(trained.model, task, "test", recipe.precision), trained.fitted
+        found = lab.evaluate(trained, task, "test", recipe.precision)
         console.print(
             f"{fitted.finished} ({len(fitted.curve)} epochs, {fitted.seconds:.0f} s); test "
             f"{task.score_name} {found[task.score_name]:.4f}, loss {found['loss']:.4f}",

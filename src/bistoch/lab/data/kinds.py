@@ -13,11 +13,11 @@ Labels = Int[np.ndarray, "n"]
 
 
 class DataError(ValueError):
-    """The data cannot be used as they are; the sentence says what is wrong and what to do."""
+    """The data cannot be used as they are; the message says what is wrong and what to do."""
 
 
 class DataMissingError(DataError):
-    """The data are in none of the places looked at."""
+    """The data are in none of the folders that were searched."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def load_own(path: Path) -> Loaded:
     if path.suffix.lower() == ".npz":
         return read_own_arrays(path)
     if form in {".csv", ".tsv"}:
-        # a table of dates and numbers is a series; sentences may have a date, too
+        # a table of dates and numbers is a series; texts may have a date, too
         _, head = next(read_table(path, form), (1, [""]))
         if form == ".csv" and head[0] == "date" and "text" not in head:
             return parse_series(path.name.split(".")[0], path)

@@ -106,7 +106,9 @@ def _columns(needed: tuple[str, ...]) -> str:
 def _text(path: Path, line: int, fields: Mapping[str, Any]) -> str:
     text = fields.get("text")
     if not isinstance(text, str) or not text.strip():
-        raise DataError(f"{path}, line {line}: text must be a sentence, but it is {short(text)}")
+        raise DataError(
+            f"{path}, line {line}: text must be a non-empty string, but it is {short(text)}"
+        )
     return text
 
 

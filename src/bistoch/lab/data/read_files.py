@@ -42,7 +42,7 @@ def check_whole(name: str, file: File, path: Path) -> None:
         found, size = sha256_of(path), path.stat().st_size
     if found not in (file.sha256, file.repacked):
         wanted = " or ".join(known[:12] for known in (file.sha256, file.repacked) if known)
-        remedy = f"run `bistoch data get {name}`" if file.url else "put a whole copy in its place"
+        remedy = f"run `bistoch data get {name}`" if file.url else "replace it by a complete copy"
         raise DataError(
             f"{name}: {path} is not the file in the table: its sha256 starts with {found[:12]}, "
             f"expected {wanted}, and it has {size} bytes, expected {file.size}; remove it and "
@@ -57,8 +57,8 @@ def damage_errors(path: Path) -> Iterator[None]:
         yield
     except BROKEN as broken:
         raise DataError(
-            f"{path} is cut or damaged ({type(broken).__name__}: {broken}); replace it by a whole "
-            "copy"
+            f"{path} is cut or damaged ({type(broken).__name__}: {broken}); replace it by a "
+            "complete copy"
         ) from broken
     except OSError as refused:
         raise DataError(f"cannot read {path}: {refused.strerror or refused}") from refused
@@ -125,8 +125,8 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
         line = content.count(b"\n", 0, broken.start) + 1
         raise DataError(
             f"{path}, line {line}: text must be UTF-8, but there is the byte "
-            f"0x{content[broken.start]:02x} ({broken.reason}); save it as UTF-8, or replace it by "
-            "a whole copy"
+            f"0x{content[broken.start]:02x} ({broken.reason}); save it as UTF-8, or replace it "
+            "by a complete copy"
         ) from broken
 
 

@@ -21,7 +21,7 @@ ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be used; the sentence says why and what to do."""
+    """A checkpoint cannot be used; the message says why and what to do."""
 
 
 @dataclass
@@ -75,6 +75,7 @@ def load_checkpoint(path: Path) -> tuple[State, dict[str, Tensor]]:
         metadata: dict[str, Any] = json.loads(content[8 : 8 + size])["__metadata__"]
         tensors = safetensors.load(content)
         text, digest = metadata["state"], metadata["sha256"]
+        json.loads(text)
     except Exception as error:
         raise damaged(path, f"it cannot be read ({type(error).__name__})") from None
     if digest != _digest(tensors, text):
@@ -84,24 +85,20 @@ def load_checkpoint(path: Path) -> tuple[State, dict[str, Tensor]]:
 
 def _read_state(path: Path, text: str) -> State:
     """The state of a run; its checksum proves that it is whole, not that it makes sense."""
-    try:
-        found = dict(json.loads(text))
-    except (ValueError, TypeError):
-        raise damaged(path, "its state is no JSON object") from None
-    if found.pop("format", None) != FORMAT:
+    found = json.loads(text)
+    if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
         raise damaged(path, "it was written by another version")
     try:
         state = State(**found)
-        numbers = [state.total, state.seconds, *(x for row in state.curve for x in row.values())]
         counts = (state.step, state.count, state.best_epoch)
+        numbers = [state.total, state.seconds, *(x for row in state.curve for x in row.values())]
         is_right = (
             all(type(x) is int and x >= 0 for x in counts)
-            and all(math.isfinite(x) for x in numbers)
+            and all(math.isfinite(x) for x in (*numbers, state.best or 0))
             and state.best_epoch <= len(state.curve)
+            and (state.best is None) == (state.best_epoch == 0)
             and isinstance(state.finished, str)
             and bool(state.curve or not state.finished)
-            and (state.best is None or math.isfinite(state.best))
-            and (state.best is None) == (state.best_epoch == 0)
         )
     except (AttributeError, TypeError):
         is_right = False

@@ -107,10 +107,9 @@ def pad(texts: Sequence[np.ndarray]) -> Int[Tensor, "b n"]:
 
 
 def draw_points(clouds: np.ndarray, length: int) -> np.ndarray:
-    """A subset of the points of every cloud (..., points, coordinates), in their order.
+    """`length` points of every cloud (..., points, coordinates), if there are more, in their order.
 
-    The subset follows from the number of points alone: the same indices for all clouds of a data
-    set, in every run. A cloud with fewer points than `length` is left whole.
+    Which ones follows from the number of points alone: the same for all clouds, in every run.
 
     >>> draw_points(np.arange(8).reshape(1, 4, 2), 2).shape, draw_points(np.ones((3, 2)), 5).shape
     ((1, 2, 2), (3, 2))

@@ -14,10 +14,7 @@ NO_TENSORBOARD = 'no TensorBoard files: tensorboard is missing (pip install "bis
 class Log:
     """A file of JSON lines, each with its step, and the same for TensorBoard.
 
-    Args:
-        path: the file; lines after `step` belong to a killed run and are dropped.
-        step: how many steps are done.
-        tensorboard: whether to write files for TensorBoard beside it.
+    Lines after `step`, the number of steps that are done, belong to a killed run and are dropped.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

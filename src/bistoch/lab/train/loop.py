@@ -30,7 +30,7 @@ EVALUATION_BATCH = 256
 
 
 class StepInfo(NamedTuple):
-    """What `on_step` is told after every step; `curve` has one row per finished epoch."""
+    """The state of a run after a step; `curve` has one row of metrics per finished epoch."""
 
     step: int
     steps: int
@@ -67,16 +67,14 @@ def fit(
 
     Args:
         model: trained in place; it ends with the last weights, or with `patience` the best ones.
-        task: what it learns.
-        recipe: how.
+        task, recipe: what it learns, and how.
         folder: of the checkpoint and the log. A finished run is only read.
-        seed: of the order of the samples and of what layers draw, such as dropout. The initial
-            weights are those of the model.
+        seed: of the order of the samples and of dropout, not of the initial weights.
         config: written as config.json beside the first checkpoint.
         ranks: the processes that train together; by default this one alone.
         tensorboard: whether to write files for TensorBoard.
         on_step: called after every step, in the main process.
-        save_every: seconds between two checkpoints; one is written after every epoch anyway.
+        save_every: seconds between two checkpoints within an epoch.
     """
     ranks = ranks or Ranks(0, 1, torch.device("cpu"))
     run = _Run(model.to(ranks.device), task, recipe, folder, seed, ranks, config)
@@ -192,10 +190,8 @@ class _Run:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             is_loss = not math.isfinite(loss)
             what = f"the loss is {loss:g}" if is_loss else f"the gradient norm is {norm:g}"
-            raise diagnose(
-                self.model, what, step=state.step + 1, epoch=epoch + 1, lr=lr,
-                previous_norm=self.norm,
-            )  # fmt: skip
+            where = {"step": state.step + 1, "epoch": epoch + 1}
+            raise diagnose(self.model, what, **where, lr=lr, norm=self.norm)
         self.norm = norm
         self.optimizer.step()
         state.step += 1
@@ -237,15 +233,7 @@ def evaluate(
     *,
     ranks: Ranks | None = None,
 ) -> dict[str, float]:
-    """The mean loss and the mean score of a split, computed by all processes together.
-
-    Args:
-        model: left in the mode it was in.
-        task: whose loss and score.
-        split: "train", "valid" or "test".
-        precision: as for training.
-        ranks: the processes that evaluate together; by default this one alone.
-    """
+    """The mean loss and the mean score of a split, computed by all processes together."""
     ranks = ranks or Ranks(0, 1, next(model.parameters()).device)
     was_training = model.training
     model.eval()
@@ -266,10 +254,7 @@ def time_steps(
 ) -> dict[str, Any]:
     """The best time of a training step (forward, backward, update) of models that take turns.
 
-    Args:
-        models: by name, all on one device.
-        task, recipe: as for training; batches are the first samples of train.
-        rounds, warmup: samples that count, and rounds before them.
+    The models, by name, are on one device; the batch is the first samples of train.
     """
     rows = torch.arange(min(recipe.batch_size, task.count("train")))
     device = next(next(iter(models.values())).parameters()).device

@@ -8,22 +8,11 @@ class DivergedError(ValueError):
 
 
 def diagnose(
-    model: nn.Module,
-    what: str,
-    *,
-    step: int,
-    epoch: int,
-    lr: float,
-    previous_norm: float | None = None,
+    model: nn.Module, what: str, *, step: int, epoch: int, lr: float, norm: float | None = None
 ) -> DivergedError:
-    """The error for a model whose loss or gradients are not finite.
+    """The error for a model with its gradients, where `what` is a sentence on what is not finite.
 
-    Args:
-        model: with the gradients of the step.
-        what: is not finite, as a sentence.
-        step, epoch: counted from one.
-        lr: the learning rate of the step.
-        previous_norm: the gradient norm of the step before, if there was one.
+    Steps and epochs are counted from one; `norm` is the gradient norm of the step before.
 
     >>> layer = nn.Linear(1, 1)
     >>> layer.weight.data.fill_(float("nan"))
@@ -44,8 +33,8 @@ def diagnose(
     if sizes:
         largest = max(sizes, key=lambda name: sizes[name])
         facts.append(f"the largest finite gradient is {sizes[largest]:.3g}, in {largest}")
-    if previous_norm is not None:
-        facts.append(f"the gradient norm of the step before was {previous_norm:.3g}")
+    if norm is not None:
+        facts.append(f"the gradient norm of the step before was {norm:.3g}")
     facts.append("lower the learning rate, or set clip")
     return DivergedError(
         f"train: {what} at step {step} (epoch {epoch}, learning rate {lr:g}); {'; '.join(facts)}"

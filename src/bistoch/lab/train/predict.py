@@ -36,13 +36,11 @@ class Prediction(NamedTuple):
 
 @torch.no_grad()
 def predict(run: Restored, paths: Sequence[Path]) -> list[Prediction]:
-    """The classes of samples.
+    """The classes of samples by a trained model.
 
-    Args:
-        run: a trained model.
-        paths: images: files, folders of files, or .npz and .npy with uint8 (n, h, w) or
-            (n, h, w, 3). Points: .npz or .npy with (n, p, 3). Texts: .csv, .tsv and .jsonl with a
-            column `text`, or .txt with one text per line.
+    Paths of images are files, folders of files, or .npz and .npy with uint8 (n, h, w) or
+    (n, h, w, 3); of points .npz or .npy with (n, p, 3); of texts .csv, .tsv and .jsonl with a
+    column `text`, or .txt with one text per line.
     """
     kind, classes = run.config["kind"], run.config["facts"].get("classes")
     if classes is None:

@@ -47,13 +47,6 @@ class Setup:
     seed: int = 0
 
 
-class Trained(NamedTuple):
-    """A trained model, and the result of its run."""
-
-    model: nn.Module
-    fitted: Fitted
-
-
 class Restored(NamedTuple):
     """A trained model in evaluation mode, and the config and epoch of its run."""
 
@@ -91,14 +84,11 @@ def train_run(
     ranks: Ranks | None = None,
     tensorboard: bool = False,
     on_step: Callable[[StepInfo], None] | None = None,
-) -> Trained:
+) -> tuple[nn.Module, Fitted]:
     """Train a model in a folder, or resume there; the folder of another run is refused.
 
-    Args:
-        setup: what to train, and how.
-        task: made from its data.
-        folder: for everything that is written.
-        ranks, tensorboard, on_step: as for `fit`.
+    The task is made from the data of the setup; `ranks`, `tensorboard` and `on_step` are those of
+    `fit`.
     """
     model = new_model(setup, task)
     config = {
@@ -113,7 +103,7 @@ def train_run(
         model, task, setup.recipe, folder=folder, seed=setup.seed, config=config, ranks=ranks,
         tensorboard=tensorboard, on_step=on_step,
     )  # fmt: skip
-    return Trained(model, fitted)
+    return model, fitted
 
 
 def _refuse_another_run(folder: Path, config: dict[str, Any]) -> None:

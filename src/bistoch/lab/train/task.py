@@ -70,8 +70,7 @@ class TensorTask:
     Args:
         name: of the data.
         splits: inputs and targets of "train", "test" and, if there is one, "valid".
-        losses, scores: functions of output and target with one number per sample.
-        score_name, larger_is_better: what the score is.
+        losses, scores, score_name, larger_is_better: as for `Task`.
 
     >>> x, y = torch.randn(7, 3), torch.arange(7) % 2
     >>> task = TensorTask("mine", {"train": (x[:5], y[:5]), "test": (x[5:], y[5:])})

@@ -25,8 +25,7 @@ def open_task(
         data: a name of `bistoch data list`, or a path.
         model: text of the model, which decides the windows of a series.
         hold_out: whether a validation split is needed: that of the source, or a tenth of train.
-        length: words that are read of a text, characters of a window of a corpus, or points that
-            are read of a cloud.
+        length: words read of a text, characters of a window of a corpus, or points of a cloud.
 
     >>> open_task("shapes").kind
     'points'
