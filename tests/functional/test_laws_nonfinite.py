@@ -13,6 +13,7 @@ import torch
 import bistoch
 from bistoch.functional import _nonfinite
 from bistoch.functional._inputs import options as option_checks
+from bistoch.functional.quantum import theta_length
 
 N, M, D, E = 7, 11, 5, 3
 # the problem and the token that are broken
@@ -245,3 +246,31 @@ def test_a_broken_option_is_refused_or_shows(operator, backend, monkeypatch):
         )
         torch.testing.assert_close(found[1 - HERE], wanted[1 - HERE])
         assert found[HERE].isnan().any(-1).all(), option
+
+
+@pytest.mark.parametrize("number", BROKEN)
+def test_broken_parameters_of_operators_show(number):
+    q, k, v = torch.randn(3, 2, N, D, dtype=torch.float64).unbind()
+    directions = torch.randn(2, 4, D, dtype=torch.float64)
+    directions[HERE, 2, 1] = number
+    for eps in (0.0, 0.5):
+        found = bistoch.sliced_attention(q, k, v, directions=directions, eps=eps)
+        assert found[HERE].isnan().all()
+        assert found[1 - HERE].isfinite().all()
+        assert bistoch.sliced_plan(q, k, directions=directions, eps=eps)[HERE].isnan().all()
+    theta = torch.rand(2, theta_length(3, ancilla=1, layers=2, ansatz="simple")).double()
+    theta[HERE, 3] = number
+    circuit = {"theta": theta, "ancilla": 1, "layers": 2, "ansatz": "simple"}
+    for shots in (None, 5):
+        found = bistoch.quantum_attention(q, k, v, shots=shots, **circuit)
+        assert found[HERE].isnan().all()
+        assert found[1 - HERE].isfinite().all()
+        assert bistoch.quantum_plan(q, k, shots=shots, **circuit)[HERE].isnan().all()
+
+
+def test_broken_tokens_are_not_drawn_from():
+    q, k, v = torch.randn(3, 2, N, D, dtype=torch.float64).unbind()
+    q[HERE, TOKEN, 0] = torch.nan
+    found = bistoch.quantum_attention(q, k, v, shots=7)
+    assert found[HERE].isnan().all()
+    assert found[1 - HERE].isfinite().all()
