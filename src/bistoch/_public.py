@@ -8,6 +8,7 @@ from bistoch.functional import CausalState as CausalState
 from bistoch.functional import ConvergenceWarning as ConvergenceWarning
 from bistoch.functional import Gaussian as Gaussian
 from bistoch.functional import Operator as Operator
+from bistoch.functional import PaddingWarning as PaddingWarning
 from bistoch.functional import Potentials as Potentials
 from bistoch.functional import anneal_attention as anneal_attention
 from bistoch.functional import anneal_plan as anneal_plan

@@ -7,6 +7,7 @@ line and the docs: adding an operator is one file, one row here, and one page in
 from types import MappingProxyType
 
 from bistoch.functional._backend import BackendUnavailableError as BackendUnavailableError
+from bistoch.functional._inputs import PaddingWarning as PaddingWarning
 from bistoch.functional._operator import Operator as Operator
 from bistoch.functional._operator import check_options as check_options
 from bistoch.functional._operator import parse_operator as parse_operator

@@ -201,6 +201,8 @@ def _check(
     ):
         if mask is not None:
             _inputs.check_padding(operator, name, mask, (*batch, tokens.shape[-2]), query.device)
+    n, m = query.shape[-2], key.shape[-2]
+    _inputs.warn_half_padding(operator, n, m, None, options.query_mask, options.key_mask)
     rank, pivots = options.rank, options.pivots
     if rank is not None:
         _inputs.check_count(operator, "rank", rank, least=1)

@@ -20,7 +20,7 @@ from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
 from bistoch.functional._nonfinite import clean_problem, show
 from bistoch.functional._recompute import forgetful
-from bistoch.functional.elastic.pose import Options, flatten, pose
+from bistoch.functional.elastic.pose import Options, flatten, moves_columns, pose
 from bistoch.functional.elastic.problem import Problem, first_omega, full_precision, row_softmax
 from bistoch.functional.elastic.reference import logsumexp
 
@@ -302,7 +302,13 @@ def _pose(operator, batch, query, key, options, block, pad) -> tuple[Problem, in
     if options.mask is not None:
         reason = "a Monarch matrix can hide a key from all queries, but not from some"
         _inputs.check_shared_mask(operator, options.mask, reason)
-    return pose(operator, batch, query, key, options), block
+    problem = pose(operator, batch, query, key, options)
+    if not moves_columns(options):
+        # what queries at the same place share also holds what padded ones ask
+        _inputs.warn_half_padding(
+            operator, n, m, options.mask, options.query_mask, options.key_mask
+        )
+    return problem, block
 
 
 def _blocked(

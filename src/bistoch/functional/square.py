@@ -45,7 +45,7 @@ def square_scores(
     """Check that the plan can be square, and compute the scores of the real tokens."""
     _inputs.check_square(operator, query, key, "its plan is square")
     _inputs.refuse_pairs(operator, mask, "the plan comes from the whole matrix")
-    options = Options(1.0, eps, 1.0, 0, None, None, query_mask, key_mask, None, scale)
+    options = Options(0.0, eps, 1.0, 0, None, None, query_mask, key_mask, None, scale)
     problem = pose(operator, batch, query, key, options)
     _inputs.check_equal_padding(operator, problem.query_mask, problem.key_mask, query.shape[-2])
     value = None if value is None else flatten(value, batch)

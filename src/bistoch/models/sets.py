@@ -130,7 +130,7 @@ class ISAB(nn.Module):
     ) -> Float[Tensor, "b n d"]:
         """The points after the block; `mask` is True where a point is real."""
         inducing = self.inducing.expand(len(x), *self.inducing.shape)
-        found = self.collect(inducing, x, key_mask=mask)
+        found = self.collect(inducing, x, *_masks(inducing, mask))
         return self.spread(x, found, query_mask=mask)
 
 
@@ -168,7 +168,15 @@ class PMA(nn.Module):
         self, x: Float[Tensor, "b n d"], mask: Bool[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b seeds d"]:
         """The pooled vectors; `mask` is True where a point is real."""
-        return self.collect(self.seeds.expand(len(x), *self.seeds.shape), x, key_mask=mask)
+        seeds = self.seeds.expand(len(x), *self.seeds.shape)
+        return self.collect(seeds, x, *_masks(seeds, mask))
+
+
+def _masks(
+    learned: Float[Tensor, "b n d"], mask: Bool[Tensor, "b m"] | None
+) -> tuple[Bool[Tensor, "b n"] | None, Bool[Tensor, "b m"] | None]:
+    """The masks of learned queries, all of which are real, and of points."""
+    return None if mask is None else mask.new_ones(learned.shape[:2]), mask
 
 
 def check_points(model: str, points: Tensor, coordinates: int) -> None:

@@ -9,6 +9,8 @@ from torch.nn import functional
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs.tensors import check_dense, check_device
+from bistoch.functional._masks import read_bias
+from bistoch.functional.elastic.pose import working_dtype
 from bistoch.nn.build import build_operator
 from bistoch.nn.heads import (
     check_division,
@@ -119,10 +121,13 @@ class MultiheadAttention(nn.Module):
         q, k, v = self._project(query, key, value)
         batch = _inputs.check_tokens("MultiheadAttention", q, k, v)
         shape = (*batch, q.shape[-2], k.shape[-2])
-        mask, key_mask = _read_masks(shape, attn_mask, key_padding_mask, q.device)
         # a padded query is left out only where another row would feel it; else it is as in torch
-        left_out = same_tokens and not getattr(self.operator, "rows_are_independent", False)
-        query_mask = key_mask if left_out else None
+        independent = getattr(self.operator, "rows_are_independent", False)
+        mask, key_mask = _read_masks(shape, attn_mask, key_padding_mask, q.device, independent)
+        query_mask = None
+        if key_mask is not None and not independent:
+            # of other queries nothing is known, but that they were given
+            query_mask = key_mask if same_tokens else key_mask.new_ones(q.shape[-2])
         masks = {"mask": mask, "query_mask": query_mask, "key_mask": key_mask}
         plan = self.operator.plan(q, k, **masks) if need_weights else None
         heads = self.operator(q, k, v, **masks) if plan is None else plan @ v
@@ -181,8 +186,12 @@ def _read_masks(
     attn_mask: Tensor | None,
     key_padding_mask: Tensor | None,
     device: torch.device,
+    independent: bool,
 ) -> tuple[Tensor | None, Bool[Tensor, "... 1 m"] | None]:
-    """Turn torch's masks, where True forbids, into `mask` and `key_mask`, where True allows."""
+    """Turn torch's masks, where True forbids, into `mask` and `key_mask`, where True allows.
+
+    Where rows are independent, very low numbers need not be told from minus infinity.
+    """
     *batch, heads, n, m = shape
     mask = key_mask = None
     if attn_mask is not None:
@@ -195,6 +204,9 @@ def _read_masks(
         padding = key_padding_mask[..., None, :]
         if padding.dtype == torch.bool:
             return mask, ~padding
+        if not independent:
+            read = read_bias(padding, working_dtype(padding.dtype))
+            padding = read.bias + read.level
         # minus infinity, to which torch's layers convert True, is padding; the rest is a bias
         key_mask = padding > -torch.inf
         bias = padding.masked_fill(~key_mask, 0)[..., None, :]

@@ -29,6 +29,8 @@ from bistoch.functional._inputs.options import check_tau as check_tau
 from bistoch.functional._inputs.options import check_text as check_text
 from bistoch.functional._inputs.options import check_theta as check_theta
 from bistoch.functional._inputs.options import check_tol as check_tol
+from bistoch.functional._inputs.padding import PaddingWarning as PaddingWarning
+from bistoch.functional._inputs.padding import warn_half_padding as warn_half_padding
 from bistoch.functional._inputs.states import check_cache as check_cache
 from bistoch.functional._inputs.states import check_leading_axis as check_leading_axis
 from bistoch.functional._inputs.states import check_state as check_state

@@ -37,6 +37,11 @@ def pose_stream(
     """Check every option and flatten the leading axes; the queries are the last of the tokens."""
     _inputs.check_count(operator, "block", rule.block, least=1)
     _inputs.check_prior(operator, rule.prior)
+    if key_mask is not None and query_mask is None and query.shape[-2] == key.shape[-2]:
+        # query t and key t are one token
+        shape = (*batch, key.shape[-2])
+        _inputs.check_padding(operator, "key_mask", key_mask, shape, query.device)
+        query_mask = key_mask
     options = Options(
         rule.lam, rule.eps, 1.0, 0, None, mask, query_mask, key_mask, None, rule.scale
     )

@@ -11,7 +11,7 @@ from bistoch.functional._backend import HAS_NUMBA, choose_backend
 from bistoch.functional._inputs import Mask, Option
 from bistoch.functional._masks import read_bias
 from bistoch.functional.elastic import cpu, lanes, reference, streaming
-from bistoch.functional.elastic.pose import Options, flatten, pose, working_dtype
+from bistoch.functional.elastic.pose import Options, flatten, moves_columns, pose, working_dtype
 from bistoch.functional.elastic.problem import (
     Problem,
     Solution,
@@ -297,6 +297,9 @@ def balance_scores(operator: str, scores: Tensor, options: Options, backend: str
     query, key = (work.new_empty(*batch, size, 0) for size in scores.shape[-2:])
     written = options._replace(eps=1.0, mask=work)
     problem = pose(operator, batch, query, key, written, bias="scores")
+    if moves_columns(options):
+        n, m = scores.shape[-2:]
+        _inputs.warn_half_padding(operator, n, m, mask, options.query_mask, options.key_mask)
     chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem))
     if chosen == "cpu" and lanes.fits(problem):
         plan, error = lanes.solve(problem)

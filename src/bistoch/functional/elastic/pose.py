@@ -69,6 +69,9 @@ def pose(
     _inputs.check_tol(operator, options.tol)
     _inputs.check_scale(operator, options.scale)
 
+    if bias != "scores" and moves_columns(options):
+        _inputs.warn_half_padding(operator, n, m, mask, options.query_mask, options.key_mask)
+
     # steps are chosen from errors, and only a tolerance watches them
     omega = 1.0 if options.omega is None and options.tol is None else options.omega
     query, key = flatten(query, batch), flatten(key, batch)
@@ -104,6 +107,11 @@ def pose(
         iters=options.iters,
         tol=options.tol,
     )
+
+
+def moves_columns(options: Options) -> bool:
+    """Whether columns are weighed against each other, so that rows feel each other."""
+    return isinstance(options.lam, Tensor) or options.lam > 0
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -122,6 +122,8 @@ def _pose(
         else:
             _inputs.check_padding(operator, name, given, shape, query.device)
         reals.append(given.expand(shape).reshape(math.prod(batch), tokens.shape[-2]))
+    n, m = query.shape[-2], key.shape[-2]
+    _inputs.warn_half_padding(operator, n, m, None, query_mask, key_mask)
     query, key = flatten(query, batch), flatten(key, batch)
     lines = None
     if directions is not None:

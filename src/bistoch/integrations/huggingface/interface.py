@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
 
 from bistoch.functional import OPERATORS
+from bistoch.functional.elastic.pose import working_dtype
 from bistoch.integrations.huggingface.caches import recall, remember
 from bistoch.integrations.huggingface.layers import hides_the_future, is_cross_attention
 from bistoch.integrations.huggingface.masks import looks_causal, read_masks
@@ -112,7 +113,8 @@ def attend(
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-    query = _scaled(query, scaling)
+    dtype = query.dtype
+    query, key, value = _scaled(query, key, value, scaling)
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
     n, m = query.shape[-2], key.shape[-2]
     independent = swapped.rows_are_independent
@@ -126,6 +128,9 @@ def attend(
         hide_queries=not independent and n == m and not crosses,
         device=query.device,
     )
+    if crosses and not independent and masks["key_mask"] is not None:
+        # of the queries of another sequence nothing is known, but that they were given
+        masks["query_mask"] = masks["key_mask"].new_ones(1, 1, n)
     cache = swapped.take_cache()
     if not independent:
         _check_order(swapped, module, causal or looks_causal(masks), cache is None and n != m, n, m)
@@ -137,11 +142,11 @@ def attend(
         result, after = swapped.step(query, key, value, masks, state)
         remember(cache, after)
         make_plan = functools.partial(swapped.step_plan, query, key, masks, state)
-    result = drop(result, dropout, module.training)
+    result = drop(result.to(dtype), dropout, module.training)
     # the configuration of the model, not the copy of a converted layer, is what a user changes
     config = module.config if swapped.config is None else swapped.config
     wanted = output_attentions or getattr(config, "output_attentions", False)
-    plan = make_plan() if wanted else None
+    plan = make_plan().to(dtype) if wanted else None
     if head_mask is not None:
         # a head is scaled by scaling its result, which is its plan times the values
         result = result * head_mask.reshape(-1, query.shape[1], 1, 1)
@@ -178,10 +183,14 @@ def _attend_converted(module: nn.Module, *arguments: Any, **options: Any) -> Any
 SOFTMAX = Swapped(Softmax(), None, 1, None)
 
 
-def _scaled(query: Tensor, scaling: float | None) -> Tensor:
-    """The query such that the scale of the operators, 1/sqrt(d), is the scale of the model."""
+def _scaled(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> tuple[Tensor, ...]:
+    """Tokens such that the scale of the operators, 1/sqrt(d), is the scale of the model."""
     factor = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
-    return query if math.isclose(factor, 1.0, rel_tol=1e-6) else query * factor
+    if math.isclose(factor, 1.0, rel_tol=1e-6):
+        return query, key, value
+    # a product in half precision would be rounded, or overflow
+    query, key, value = (x.to(working_dtype(x.dtype)) for x in (query, key, value))
+    return query * factor, key, value
 
 
 def _check_order(

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from bistoch.functional._masks import FORBIDDEN
+
 
 class Masks(TypedDict):
     """What an operator is told besides its tokens."""
@@ -107,8 +109,8 @@ def _split(mask: Tensor | None, keys: int) -> tuple[Bool[Tensor, "..."] | None, 
         return mask[:, None, None, :].bool(), None
     if not mask.is_floating_point():
         return mask.bool(), None
-    # "forbidden" is written as the lowest number of the dtype, plus at times a bias
-    allowed = mask > torch.finfo(mask.dtype).min / 2
+    # "forbidden" is written as the lowest number of the dtype or as -1e4, plus at times a bias
+    allowed = mask > -FORBIDDEN
     bias = mask.masked_fill(~allowed, 0)
     is_plain = not torch.compiler.is_compiling() and not bool(bias.any())
     return allowed, None if is_plain else bias
