@@ -268,3 +268,29 @@ def test_functions_beside_the_table_compute_half_precision_in_float32(dtype):
     inputs = (q, k, v, scores, eps, spread)
     for one, other in zip(run(*inputs), run(*(t.float() for t in inputs)), strict=True):
         torch.testing.assert_close(one, other.to(one.dtype), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["elastic", "sinkhorn", "anneal", "elastic_monarch"])
+def test_a_bias_that_scores_make_up_for_forbids_nothing(name):
+    # squared lengths as a bias of the keys: scores are minus squared distances, far from the origin
+    operator = bistoch.OPERATORS[name]
+    q, k = torch.randn(N, D, dtype=torch.float64), torch.randn(M, D, dtype=torch.float64)
+    away = 3000 * torch.randn(D, dtype=torch.float64)
+    few = {"scale": 1.0, "iters": 3, "query_mask": torch.ones(N, dtype=torch.bool)}
+    bias = [-x.square().sum(-1)[None] / 2 for x in (k, k + away)]
+    assert (bias[1].amax() - bias[1].amin()) > 5000
+    plan = operator.plan(q, k, mask=bias[0], **few)
+    shifted = operator.plan(q + away, k + away, mask=bias[1], **few)
+    torch.testing.assert_close(shifted, plan, atol=1e-6, rtol=1e-6)
+
+
+def test_a_mask_of_keys_is_read_for_every_problem_alone():
+    # a neighbour whose scores could make up for the bias
+    q, k, v = torch.randn(3, 2, N, D).unbind()
+    bias = biases(torch.arange(N)[None] > 4, torch.float32)[:1]
+    options = {"mask": bias, "query_mask": torch.ones(N, dtype=torch.bool)}
+    alone = bistoch.sinkhorn_attention(q, k, v, **options)
+    assert not bistoch.sinkhorn_plan(q, k, **options)[0, :, 5:].any()
+    q[1] *= 1e5
+    together = bistoch.sinkhorn_attention(q, k, v, **options)
+    torch.testing.assert_close(together[0], alone[0])

@@ -1,11 +1,15 @@
 """Random shapes and options: the invariants that hold for all of them."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bistoch
 from bistoch.functional.elastic.api import BACKENDS
+
+# padding of keys alone is drawn on purpose
+pytestmark = pytest.mark.filterwarnings("ignore::bistoch.PaddingWarning")
 
 sizes = st.integers(0, 6)
 batches = st.lists(st.integers(0, 3), max_size=2).map(tuple)

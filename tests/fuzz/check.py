@@ -38,6 +38,7 @@ def invoke(call: Call, function: Callable, /, *tokens: Any, **values: Any) -> An
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", bistoch.ConvergenceWarning)
+        warnings.simplefilter("ignore", bistoch.PaddingWarning)
         with limits(**call.limits):
             return function(*tokens, **values)
 

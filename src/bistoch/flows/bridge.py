@@ -138,16 +138,19 @@ def schrodinger_bridge(
 
 def _solve_even(source: Cloud, target: Cloud, eps: Tensor, options: Options) -> tuple[Tensor, ...]:
     """Equal masses are what the operator balances by itself, on kernels that keep what they can."""
-    squares = [cloud.points.square().sum(-1) / (2 * eps) for cloud in (source, target)]
+    squares = [cloud.points.square().sum(-1, keepdim=True) / 2 for cloud in (source, target)]
+    # a distance is a product of longer tokens, up to what all pairs of a row have in common
+    query = torch.cat([source.points, torch.ones_like(squares[0])], -1)
+    key = torch.cat([target.points, -squares[1]], -1)
     with warnings.catch_warnings():
         # the bridge says it in its own name
         warnings.simplefilter("ignore", ConvergenceWarning)
         found = elastic_potentials(
-            source.points, target.points, eps=eps[..., 0], iters=options.iters, scale=1.0,
-            mask=-squares[1][..., None, :], backend=options.backend, tol=options.tol,
+            query, key, eps=eps[..., 0], iters=options.iters, scale=1.0, backend=options.backend,
+            tol=options.tol,
         )  # fmt: skip
     column = found.column - target.log_weights
-    return found.row + squares[0], column, found.iterations, found.error
+    return found.row + squares[0].squeeze(-1) / eps, column, found.iterations, found.error
 
 
 def _solve_weighted(

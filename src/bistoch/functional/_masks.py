@@ -23,13 +23,23 @@ class Bias(NamedTuple):
     lost: Bool[Tensor, "*M #n 1"]
 
 
-def read_bias(mask: Float[Tensor, "*M #n #m"], dtype: torch.dtype) -> Bias:
+def read_bias(
+    mask: Float[Tensor, "*M #n #m"],
+    dtype: torch.dtype,
+    reach: Float[Tensor, "*#M #n 1"] | None = None,
+) -> Bias:
     """Tell what a float mask forbids from what it only makes less likely.
 
     A very low number is how many programs write "may not attend". A row softmax does not tell it
     from minus infinity, but a column step would add what is missing, and a count would count it. So
-    pairs that lie `FORBIDDEN` or more below the best of their row become minus infinity. In a row
-    where all of them are as low, differences are all that is left, as in a softmax.
+    a pair becomes minus infinity if its bias lies `FORBIDDEN` or more below the best of its row,
+    after all that its score could make up for. In a row where all biases are as low, differences
+    are all that is left, as in a softmax.
+
+    Args:
+        mask: the bias.
+        dtype: the precision in which it is added.
+        reach: by how much the scores of a row can differ; None if they are not asked.
 
     >>> read_bias(torch.tensor([[0.0, 1.0, -1e4], [-1e9, -1e9, -2e9]]), torch.float32).bias
     tensor([[0., 1., -inf],
@@ -44,8 +54,8 @@ def read_bias(mask: Float[Tensor, "*M #n #m"], dtype: torch.dtype) -> Bias:
     below = bias - top
     is_low = (top < -FORBIDDEN) & (top > -torch.inf)
     level = torch.where(is_low, top, 0)
-    lost = is_low & (top < -1 / torch.finfo(dtype).eps)
-    forbidden = below.detach() <= -FORBIDDEN
+    lost = is_low & (-top * torch.finfo(dtype).eps > (1 if reach is None else reach))
+    forbidden = below.detach() + (0 if reach is None else reach) <= -FORBIDDEN
     return Bias(torch.where(is_low, below, bias).masked_fill(forbidden, -torch.inf), level, lost)
 
 

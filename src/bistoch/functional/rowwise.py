@@ -306,9 +306,7 @@ def normsoftmax_plan(
     )
 
 
-def _attend(
-    operator, weigh: RowMap, query, key, value, *options, bias: Reading = "differences"
-) -> Tensor:
+def _attend(operator, weigh: RowMap, query, key, value, *options, bias: Reading = "rows") -> Tensor:
     """Weigh the values; nothing is hidden from the gradient, so the matrix is kept."""
     batch = _inputs.check_tokens(operator, query, key, value)
     problem = _pose(operator, batch, query, key, *options, bias=bias)
@@ -318,9 +316,7 @@ def _attend(
     return output.reshape(*batch, *output.shape[1:]).to(query.dtype)
 
 
-def weigh_rows(
-    operator, weigh: RowMap, query, key, *options, bias: Reading = "differences"
-) -> Tensor:
+def weigh_rows(operator, weigh: RowMap, query, key, *options, bias: Reading = "rows") -> Tensor:
     """The plan that a map makes of the scores, checked and posed like those of all operators.
 
     For `bias` see `pose`.

@@ -43,7 +43,7 @@ def pose_stream(
         _inputs.check_padding(operator, "key_mask", key_mask, shape, query.device)
         query_mask = key_mask
     options = Options(
-        rule.lam, rule.eps, 1.0, 0, None, mask, query_mask, key_mask, None, rule.scale
+        rule.lam, rule.eps, 1.0, 1, None, mask, query_mask, key_mask, None, rule.scale
     )
     problem = pose(operator, batch, query, key, options, bias="numbers")
     return Stream(

@@ -87,7 +87,8 @@ def elastic_attention(
         tol: stop each problem once its column error is at most this; a warning says when `iters`
             did not reach it.
         mask: boolean (True = may attend) or a float bias added to the scores. A bias that is 5000
-            or more below the highest of its row forbids the pair, like minus infinity.
+            or more below the highest of its row, after all that scores could make up for, forbids
+            the pair, like minus infinity.
         query_mask, key_mask: True where the token is real. A padded query puts no mass on any key
             and returns zeros; a padded key has weight zero.
         column_mass: what the columns should sum to; only ratios matter, since the rows fix the
@@ -291,7 +292,7 @@ def balance_scores(operator: str, scores: Tensor, options: Options, backend: str
     if mask is not None and mask.dtype == torch.bool:
         work = work.masked_fill(~mask, -torch.inf)
     elif mask is not None:
-        read = read_bias(mask, work.dtype)
+        read = read_bias(mask, work.dtype, _range(work))
         work = work.masked_fill(read.lost & work.isfinite(), 0) + read.bias
     # scores that exist already are a bias between tokens without features
     query, key = (work.new_empty(*batch, size, 0) for size in scores.shape[-2:])
@@ -306,6 +307,16 @@ def balance_scores(operator: str, scores: Tensor, options: Options, backend: str
         _warn_if_far(operator, problem, error)
         return plan.reshape(scores.shape).to(scores.dtype)
     return _dense(operator, problem, batch, chosen).to(scores.dtype)
+
+
+def _range(scores: Float[Tensor, "*b n m"]) -> Float[Tensor, "*b n 1"]:
+    """By how much the finite scores of a row differ."""
+    if scores.shape[-1] == 0:
+        return scores.sum(-1, keepdim=True)
+    is_number, scores = scores.isfinite(), scores.detach()
+    highest = scores.masked_fill(~is_number, -torch.inf).amax(-1, keepdim=True)
+    lowest = scores.masked_fill(~is_number, torch.inf).amin(-1, keepdim=True)
+    return (highest - lowest).clamp_min(0)
 
 
 def attend(

@@ -13,11 +13,12 @@ from bistoch.functional._inputs import Mask, Option
 from bistoch.functional._masks import as_bias, forbid_low, read_bias
 from bistoch.functional.elastic.problem import Problem
 
-# how a float mask is read: very low numbers forbid a pair; and in a row without any others only
-# "differences" count, or "levels" do too, for an operator that feels what is added to all scores of
-# a row. Where rows see no later key, "numbers" forbid whatever their row holds. Or they are
+# how a float mask is read: very low numbers forbid a pair, unless its score could make up for that;
+# and in a row without any others only "differences" count. In "rows" that stand alone scores have
+# no say, since they may be those of later keys; "levels" are rows that feel what is added to all
+# scores. Where rows see no later key, "numbers" forbid whatever their row holds. Or they are
 # "scores": what is finite is possible
-Reading = Literal["differences", "levels", "numbers", "scores"]
+Reading = Literal["differences", "rows", "levels", "numbers", "scores"]
 
 # numbers in a tensor of equal numbers that is kept for other calls
 LARGEST_CONSTANT = 1 << 15
@@ -78,21 +79,26 @@ def pose(
     scale = options.scale
     if scale is None:
         scale = 1 / math.sqrt(max(query.shape[-1], 1))
+    sharpness = _sharpness(scale, options.eps, batch, query)
     mask, mask_index = _share_mask(mask, batch, query)
-    if mask is not None and mask.dtype != torch.bool:
-        if bias == "scores":
-            mask = as_bias(mask, query.dtype)
-        elif bias == "numbers":
-            mask = forbid_low(mask, query.dtype)
+    has_bias = mask is not None and mask.dtype != torch.bool
+    if mask is not None and has_bias and bias == "numbers":
+        mask = forbid_low(mask, query.dtype)
+    elif mask is not None and mask_index is not None and has_bias and bias != "scores":
+        reach = None
+        if bias == "differences":
+            reach = _reach(query, key, sharpness, query_mask, key_mask)
+            # a mask that several problems share is read for all of them together
+            reach = reach.new_zeros(len(mask)).scatter_reduce(0, mask_index, reach, "amax")
+            reach = reach[:, None, None]
+        read = read_bias(mask, query.dtype, reach)
+        if bias == "levels":
+            mask = read.bias + read.level
         else:
-            read = read_bias(mask, query.dtype)
             mask = read.bias
-            if bias == "levels":
-                mask = mask + read.level
-            else:
-                # beside such a bias the scores are lost to rounding: only the bias decides. A
-                # product, since a NaN must stay one
-                query = query * ~read.lost[mask_index]
+            # beside such a bias the scores are lost to rounding: only the bias decides. A product,
+            # since a NaN must stay one
+            query = query * ~read.lost[mask_index]
     return Problem(
         query=query,
         key=key,
@@ -100,7 +106,7 @@ def pose(
         mask_index=mask_index,
         query_mask=query_mask,
         key_mask=key_mask,
-        sharpness=_sharpness(scale, options.eps, batch, query),
+        sharpness=sharpness,
         lam=per_problem(options.lam, batch, query),
         omega=None if omega is None else per_problem(omega, batch, query),
         log_mass=_log_mass(options.column_mass, batch, query, key, query_mask, key_mask),
@@ -111,7 +117,7 @@ def pose(
 
 def moves_columns(options: Options) -> bool:
     """Whether columns are weighed against each other, so that rows feel each other."""
-    return isinstance(options.lam, Tensor) or options.lam > 0
+    return options.iters > 0 and (isinstance(options.lam, Tensor) or options.lam > 0)
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -135,10 +141,32 @@ def _share_mask(
     if mask is None:
         return None, None
     mask = mask[(None,) * (len(batch) + 2 - mask.ndim)]
+    if mask.dtype != torch.bool:
+        mask = as_bias(mask, like.dtype)
+        if mask.shape[-2] == 1:
+            # it is small, and so is read for each problem alone
+            mask = mask.expand(*batch, 1, mask.shape[-1])
     own = mask.shape[:-2]
     count = math.prod(own)
     index = torch.arange(count, device=like.device).reshape(own)
     return mask.reshape(count, *mask.shape[-2:]), index.expand(batch).reshape(-1)
+
+
+def _reach(
+    query: Float[Tensor, "B n d"],
+    key: Float[Tensor, "B m d"],
+    sharpness: Float[Tensor, "B"],
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+) -> Float[Tensor, "B"]:
+    """By how much the scores of a row can differ: twice the longest query times the longest key."""
+    reach = 2 * sharpness.detach().abs()
+    for tokens, real in ((query, query_mask), (key, key_mask)):
+        # what is not finite is told elsewhere, and is no reason to read a mask in another way
+        lengths = tokens.detach().nan_to_num(0.0, 0.0, 0.0).norm(dim=-1)
+        lengths = lengths if real is None else lengths * real
+        reach = reach * lengths.amax(-1) if lengths.shape[1] else reach
+    return reach
 
 
 def _sharpness(scale: float, eps: Option, batch: torch.Size, like: Tensor) -> Float[Tensor, "B"]:
