@@ -284,10 +284,11 @@ def test_a_bias_that_scores_make_up_for_forbids_nothing(name):
     torch.testing.assert_close(shifted, plan, atol=1e-6, rtol=1e-6)
 
 
-def test_a_mask_of_keys_is_read_for_every_problem_alone():
+@pytest.mark.parametrize("rows", [1, N])
+def test_a_mask_is_read_for_every_problem_alone(rows):
     # a neighbour whose scores could make up for the bias
     q, k, v = torch.randn(3, 2, N, D).unbind()
-    bias = biases(torch.arange(N)[None] > 4, torch.float32)[:1]
+    bias = biases(torch.arange(N).expand(rows, N) > 4, torch.float32)[:1]
     options = {"mask": bias, "query_mask": torch.ones(N, dtype=torch.bool)}
     alone = bistoch.sinkhorn_attention(q, k, v, **options)
     assert not bistoch.sinkhorn_plan(q, k, **options)[0, :, 5:].any()

@@ -5,12 +5,13 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
-from bistoch.functional._masks import as_bias, forbid_low, read_bias
+from bistoch.functional._inputs.tensors import values_are_at_hand
+from bistoch.functional._masks import Bias, as_bias, forbid_low, read_bias
 from bistoch.functional.elastic.problem import Problem
 
 # how a float mask is read: very low numbers forbid a pair, unless its score could make up for that;
@@ -85,13 +86,11 @@ def pose(
     if mask is not None and has_bias and bias == "numbers":
         mask = forbid_low(mask, query.dtype)
     elif mask is not None and mask_index is not None and has_bias and bias != "scores":
-        reach = None
         if bias == "differences":
             reach = _reach(query, key, sharpness, query_mask, key_mask)
-            # a mask that several problems share is read for all of them together
-            reach = reach.new_zeros(len(mask)).scatter_reduce(0, mask_index, reach, "amax")
-            reach = reach[:, None, None]
-        read = read_bias(mask, query.dtype, reach)
+            read, mask_index = _read_shared(mask, mask_index, query.dtype, reach)
+        else:
+            read = read_bias(mask, query.dtype)
         if bias == "levels":
             mask = read.bias + read.level
         else:
@@ -167,6 +166,27 @@ def _reach(
         lengths = lengths if real is None else lengths * real
         reach = reach * lengths.amax(-1) if lengths.shape[1] else reach
     return reach
+
+
+def _read_shared(
+    mask: Float[Tensor, "M #n #m"], index: Int[Tensor, "B"], dtype: torch.dtype, reach: Tensor
+) -> tuple[Bias, Int[Tensor, "B"]]:
+    """Read a mask that several problems may share, and say which of the results each one uses.
+
+    Where their scores make them read it differently, every problem gets a mask of its own. That is
+    rare; where values cannot be read, it is done for all of them together.
+    """
+    none = reach.new_zeros(mask.shape[0])
+    highest = none.scatter_reduce(0, index, reach, "amax", include_self=False)
+    read = read_bias(mask, dtype, highest[:, None, None])
+    if index.shape[0] > mask.shape[0] and values_are_at_hand(mask):
+        lowest = none.scatter_reduce(0, index, reach, "amin", include_self=False)
+        other = read_bias(mask, dtype, lowest[:, None, None])
+        same = torch.equal(read.bias.isinf(), other.bias.isinf())
+        if not (same and torch.equal(read.lost, other.lost)):
+            read = read_bias(mask[index], dtype, reach[:, None, None])
+            index = torch.arange(index.shape[0], device=index.device)
+    return read, index
 
 
 def _sharpness(scale: float, eps: Option, batch: torch.Size, like: Tensor) -> Float[Tensor, "B"]:
