@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bistoch.functional.elastic.pose import working_dtype
+from bistoch.functional._precision import working_dtype
 
 # which rows depend on a token: those that see it; all of the problem, since columns connect them;
 # or the first row that sees it and all later ones
@@ -100,23 +100,37 @@ def clean(
 
 
 def clean_problem(
-    problem: Any, value: Tensor | None, reach: Reach, *, factor: float | None = 1.0
+    problem: Any,
+    value: Tensor | None,
+    reach: Reach,
+    *,
+    factor: float | None = 1.0,
+    options_too: bool = False,
 ) -> tuple[Any, Any, Any]:
     """As `clean`, for a `Problem`: the problem, the values and the rows that are to be NaN.
 
     The factor is by how much scores grow on their way; None if they cannot become too large.
+    Options were refused before if they could be read; inside of an operator they are looked at too.
     """
     sharpness = problem.sharpness if factor == 1.0 else None
     if factor is not None and factor != 1.0:
         sharpness = problem.sharpness * factor
+    options = (problem.sharpness, problem.lam, problem.omega, problem.log_mass)
     found = clean(
         problem.query, problem.key, value,
         Pairs(problem.mask, problem.mask_index, problem.query_mask, problem.key_mask),
         sharpness, reach,
-        options=(problem.sharpness, problem.lam, problem.omega, problem.log_mass),
+        options=options,
+        others=tuple(x for x in options if x is not None) if options_too else (),
     )  # fmt: skip
     problem = problem._replace(query=found.query, key=found.key, mask=found.mask)
     return problem, found.value, found.broken
+
+
+def clean_values(value: Float[Tensor, "*b m e"], n: int, pairs: Pairs) -> Clean:
+    """As `clean`, for a plan that is made without tokens, or looks at them by itself."""
+    query, key = (value.new_empty(size, 0) for size in (n, value.shape[-2]))
+    return clean(query, key, value, pairs, None, "problem")
 
 
 def show(
@@ -150,7 +164,7 @@ def _is_at_hand(tensors: Sequence[Tensor]) -> bool:
 def _is_ordinary(query, key, value, mask, sharpness, *others) -> bool:
     """Whether nothing can be wrong: one sum per tensor, which no NaN and no infinity survives."""
     # no score is larger than the product of the lengths of all queries and of all keys
-    largest, limit = _length(query) * _length(key), _limit(query.dtype)
+    largest, limit = _length(query) * _length(key), largest_score(query.dtype)
     if sharpness is None:
         limit = sys.float_info.max
     else:
@@ -173,7 +187,8 @@ def _length(tensor: Tensor) -> float:
     return torch.linalg.vector_norm(tensor.detach(), dtype=working_dtype(tensor.dtype)).item()
 
 
-def _limit(dtype: torch.dtype) -> float:
+def largest_score(dtype: torch.dtype) -> float:
+    """How large a score may be."""
     return torch.finfo(working_dtype(dtype)).max / HEADROOM
 
 
@@ -195,7 +210,7 @@ def _broken_rows(query, key, value, pairs, sharpness, reach, numbers) -> Bool[Te
         else:
             largest = largest.amax(-2, keepdim=True)
         largest = largest.to(working_dtype(key.dtype))
-        sums, limit = (_zeroed(query).abs() * largest).sum(-1), _limit(query.dtype)
+        sums, limit = (_zeroed(query).abs() * largest).sum(-1), largest_score(query.dtype)
         factor = sharpness.abs()[..., None] if isinstance(sharpness, Tensor) else abs(sharpness)
         fits = (sums <= limit) & (sums * factor <= limit)
         broken = broken | sees & ~fits

@@ -9,6 +9,7 @@ from torch import Tensor
 from bistoch.functional import _inputs
 from bistoch.functional._backend import choose_backend
 from bistoch.functional._inputs import Mask, Option
+from bistoch.functional._nonfinite import Pairs, clean_values, show
 from bistoch.functional.elastic import BACKENDS, elastic_plan, elastic_potentials
 from bistoch.functional.elastic.pose import working_dtype
 from bistoch.functional.elastic.problem import full_precision
@@ -76,7 +77,9 @@ def lowrank_attention(
     )
     with full_precision(query.device):
         sides = _solve(operator, batch, query, key, options)
-        output = sides.to_pivots @ (sides.to_keys @ value.to(sides.to_keys.dtype))
+        pairs = Pairs(query_mask=query_mask, key_mask=key_mask)
+        found = clean_values(value.to(sides.to_keys.dtype), query.shape[-2], pairs)
+        output = show(sides.to_pivots @ (sides.to_keys @ found.value), found.broken)
     return output.to(query.dtype)
 
 
@@ -173,6 +176,8 @@ def _solve(
     )  # fmt: skip
     # the keys have to match what the pivots did receive, and not what they should have received
     received = to_pivots.sum(-2).clamp_min(LEAST)
+    # of a plan that is NaN, and so is the result, whatever the keys do
+    received = received.nan_to_num(1.0)
     row = elastic_potentials(
         key, pivots, lam=options.lam, eps=eps, iters=iters, query_mask=options.key_mask,
         column_mass=received, scale=scale, backend=backend,

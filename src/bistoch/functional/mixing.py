@@ -9,6 +9,7 @@ from torch.nn.functional import softplus
 
 from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
+from bistoch.functional._nonfinite import Pairs, clean_values, show
 from bistoch.functional.elastic.api import balance_scores
 from bistoch.functional.elastic.pose import Options, working_dtype
 from bistoch.functional.elastic.problem import full_precision
@@ -44,11 +45,12 @@ def mixing_attention(
     operator = "mixing_attention"
     batch = _inputs.check_tokens(operator, query, key, value)
     shape = (*batch, query.shape[-2], key.shape[-2])
-    plan = _mix(
-        operator, shape, query, weight, lam, iters, tol, mask, query_mask, key_mask, backend
+    value = value.to(working_dtype(query.dtype))
+    plan, value, broken = _mix(
+        operator, shape, query, value, weight, lam, iters, tol, mask, query_mask, key_mask, backend
     )
     with full_precision(query.device):
-        output = plan @ value.to(plan.dtype)
+        output = show(plan @ value, broken)
     return output.expand(*batch, *output.shape[-2:]).to(query.dtype)
 
 
@@ -91,16 +93,21 @@ def mixing_plan(
     operator = "mixing_plan"
     batch = _inputs.check_tokens(operator, query, key)
     shape = (*batch, query.shape[-2], key.shape[-2])
-    plan = _mix(
-        operator, shape, query, weight, lam, iters, tol, mask, query_mask, key_mask, backend
-    )
-    return plan.expand(shape).to(query.dtype)
+    nothing = key.new_empty(key.shape[-2], 0)
+    plan, _, broken = _mix(
+        operator, shape, query, nothing, weight, lam, iters, tol, mask, query_mask, key_mask,
+        backend,
+    )  # fmt: skip
+    return show(plan, broken).expand(shape).to(query.dtype)
 
 
 def _mix(
-    operator, shape, query, weight, lam, iters, tol, mask, query_mask, key_mask, backend
-) -> Float[Tensor, "..."]:
-    """The plan in working precision, with only those leading axes that weight and masks have."""
+    operator, shape, query, value, weight, lam, iters, tol, mask, query_mask, key_mask, backend
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The plan in working precision, with only those leading axes that weight and masks have.
+
+    And the values to apply it to, with the rows that are to be NaN.
+    """
     *batch, n, m = shape
     own: list[tuple[int, ...]] = []
     if weight is None:
@@ -121,11 +128,12 @@ def _mix(
         # free columns: the first row step is the last
         _inputs.check_count(operator, "iters", iters)
         iters = 0
+    found = clean_values(value, n, Pairs(mask, None, query_mask, key_mask))
     with full_precision(query.device):
         scores = _log_softplus(weight.to(working_dtype(query.dtype)))
         scores = scores.expand(*torch.broadcast_shapes(*own), n, m)
-        options = Options(lam, 1.0, None, iters, tol, mask, query_mask, key_mask, None, None)
-        return balance_scores(operator, scores, options, backend)
+        options = Options(lam, 1.0, None, iters, tol, found.mask, query_mask, key_mask, None, None)
+        return balance_scores(operator, scores, options, backend), found.value, found.broken
 
 
 def _log_softplus(x: Tensor) -> Tensor:

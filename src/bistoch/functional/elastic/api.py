@@ -10,7 +10,9 @@ from bistoch.functional import _inputs
 from bistoch.functional._backend import HAS_NUMBA, choose_backend
 from bistoch.functional._inputs import Mask, Option
 from bistoch.functional._masks import read_bias
+from bistoch.functional._nonfinite import show
 from bistoch.functional.elastic import cpu, lanes, reference, streaming
+from bistoch.functional.elastic.broken import cleaned, shown
 from bistoch.functional.elastic.pose import Options, flatten, moves_columns, pose, working_dtype
 from bistoch.functional.elastic.problem import (
     Problem,
@@ -337,9 +339,12 @@ def make_plan(operator: str, query: Tensor, key: Tensor, options: Options, backe
 
 
 def _dense(operator: str, problem: Problem, batch: torch.Size, backend: str) -> Tensor:
-    found = solve(operator, problem, no_values(problem), backend)
+    chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem))
     with full_precision(problem.query.device):
-        plan = row_softmax(dense_scores(problem) + found.column[:, None, :])
+        problem, _, broken = cleaned(problem, None)
+        found = _SOLVERS[chosen](problem, no_values(problem))
+        plan = show(row_softmax(dense_scores(problem) + found.column[:, None, :]), broken)
+    _warn_if_far(operator, problem, found.error)
     return plan.reshape(*batch, *plan.shape[1:])
 
 
@@ -347,7 +352,12 @@ def solve(operator: str, problem: Problem, value: Tensor, backend: str) -> Solut
     """Hand a problem to its backend; say so if a wanted tolerance was not reached."""
     chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem))
     with full_precision(problem.query.device):
-        found = _SOLVERS[chosen](problem, value)
+        if chosen == "cpu":
+            # its kernels look at what they read
+            found = cpu.solve(problem, value)
+        else:
+            clean, values, broken = cleaned(problem, value)
+            found = shown(_SOLVERS[chosen](clean, values), broken, problem)
     _warn_if_far(operator, problem, found.error)
     return found
 

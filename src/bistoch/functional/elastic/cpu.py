@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from bistoch.functional._backend import BackendUnavailableError
+from bistoch.functional._nonfinite import largest_score
 from bistoch.functional.elastic import gradient, streaming
-from bistoch.functional.elastic.operator import Gradients, History, Upstream, register
-from bistoch.functional.elastic.problem import Problem, Solution
+from bistoch.functional.elastic.broken import cleaned, shown
+from bistoch.functional.elastic.operator import Gradients, History, Upstream, empty, register
+from bistoch.functional.elastic.problem import Problem, Solution, part_of
 
 # bytes of working memory for all threads together; a head that needs more is computed without
 # storing its matrices, in blocks of rows that are made again in every pass
@@ -41,8 +43,9 @@ def _forward(problem: Problem, value: Tensor, solution: Solution, history: Histo
         # nothing to compute, only zeros and minus infinities to put into their places
         streaming.forward(problem, value, solution, history)
         return
-    exact_error = value.shape[2] == 0 or problem.tol is not None
-    _run(problem, value, solution, history, exact_error=exact_error)
+    marks = _run(problem, value, solution, history)
+    if marks.any():
+        _solve_cleaned(torch.from_numpy(np.flatnonzero(marks)), problem, value, solution, history)
 
 
 def _backward(
@@ -58,9 +61,61 @@ def _backward(
         for field in grads:
             field.zero_()
         return
-    unsafe = _run(problem, value, solution, history, upstream, grads)
-    for index in unsafe:
-        _differentiate_in_logs(index, problem, value, solution, upstream, grads)
+    out_of_range = kernel_module("cpu_look").OUT_OF_RANGE
+    marks = _run(problem, value, solution, history, upstream, grads)
+    for index in np.flatnonzero(marks == out_of_range):
+        _differentiate_in_logs(int(index), problem, value, solution, upstream, grads)
+    others = np.flatnonzero(marks > out_of_range)
+    if len(others):
+        some = torch.from_numpy(others)
+        _differentiate_cleaned(some, problem, value, solution, history, upstream, grads)
+
+
+def _solve_cleaned(
+    some: Tensor, problem: Problem, value: Tensor, solution: Solution, history: History | None
+) -> None:
+    """Heads in which the kernels saw numbers that are not finite, or tokens that are very large.
+
+    They are solved with zeros in the place of what is not finite, and what depends on it is NaN.
+    """
+    part, values, broken = cleaned(part_of(problem, some), value[some], options_too=True)
+    found, kept = empty(part.query, part.key, values, part.iters, history is not None)
+    _run(part, values, found, None if history is None else kept, look=False)
+    for field, own in zip(solution, shown(found, broken, part), strict=True):
+        field[some] = own
+    for field, own in zip(history or (), kept, strict=False):
+        field[some] = own
+
+
+def _differentiate_cleaned(
+    some: Tensor,
+    problem: Problem,
+    value: Tensor,
+    solution: Solution,
+    history: History,
+    upstream: Upstream,
+    grads: Gradients,
+) -> None:
+    """The gradients of those heads: NaN is what arrives at rows that are NaN."""
+    part, values, broken = cleaned(part_of(problem, some), value[some], options_too=True)
+    found = Solution(*(field[some] for field in solution))
+    kept = History(*(field[some] for field in history))
+    arriving = upstream.of(some)
+    if broken is not None:
+        row = torch.zeros_like(found.row) if arriving.row is None else arriving.row
+        arriving = Upstream(
+            arriving.output.masked_fill(broken[..., None], torch.nan),
+            row.masked_fill(broken, torch.nan),
+            arriving.column,
+        )
+    own = Gradients._make([*(torch.empty_like(field[some]) for field in grads[:-1]), grads.mask])
+    before = grads.mask.clone()
+    marks = _run(part, values, found, kept, arriving, own, look=False)
+    for index in np.flatnonzero(marks):
+        _differentiate_in_logs(int(index), part, values, found, arriving, own)
+    grads.mask.add_(before)
+    for field, one in zip(grads[:-1], own, strict=False):
+        field[some] = one
 
 
 def _differentiate_in_logs(
@@ -78,13 +133,8 @@ def _differentiate_in_logs(
     The history is made anew, since in the log domain its row potentials must be the rounded ones.
     """
     some = slice(index, index + 1)
-    fields: dict[str, Any] = {
-        name: field[some] if isinstance(field, Tensor) and name != "mask" else field
-        for name, field in problem._asdict().items()
-    }
     # with a tolerance that nothing reaches, steps that were chosen are chosen again
-    fields |= {"iters": int(solution.iterations[index]), "tol": -1.0}
-    one = Problem(**fields)
+    one = part_of(problem, some)._replace(iters=int(solution.iterations[index]), tol=-1.0)
     found, history = streaming.replay(one, value[some])
     own = {n: field if n == "mask" else field[some] for n, field in grads._asdict().items()}
     for name, field in own.items():
@@ -151,7 +201,7 @@ class Form(NamedTuple):
 
     layout: Layout
     leader: int
-    # the job, two counters, two real numbers, the phases of every worker, and one number per head
+    # the job, two counters, three real numbers, the phases of every worker, and a mark per head
     numbers: np.ndarray
     # where parts of it are, and the fields of the job that point there
     inside: dict[int, int]
@@ -170,6 +220,7 @@ def _form(
     mask: tuple[tuple[int, ...], torch.dtype] | None,
     backward: bool,
     exact_error: bool,
+    look: bool,
     threads: int,
     limits: tuple[int, ...],
 ) -> Form:
@@ -182,15 +233,15 @@ def _form(
     job |= _mask_layout(mask, head) | {
         "start": start, "number": number, "gemm": runtime.gemm_address(dtype),
         "batch": batch, "n": n, "m": m, "d": d, "e": e, "iters": iters,
-        "backward": int(backward), "exact_error": int(exact_error),
+        "backward": int(backward), "exact_error": int(exact_error), "look": int(look),
     }  # fmt: skip
     counters = len(head.FIELDS)
-    reals, phases = counters + 2, counters + 4
+    reals, phases = counters + 2, counters + 5
     unsafe = phases + layout.workers * (head.PHASE_COUNT + layout.slots)
-    numbers = np.zeros(unsafe + batch * backward, np.int64)
+    numbers = np.zeros(unsafe + batch, np.int64)
     numbers[:counters] = [job[name] for name in head.FIELDS]
     numbers[reals:phases].view(np.float64)[:] = (
-        -1.0 if tol is None else tol, 8 * torch.finfo(dtype).eps,
+        -1.0 if tol is None else tol, 8 * torch.finfo(dtype).eps, largest_score(dtype),
     )  # fmt: skip
     place = {name: i for i, name in enumerate(head.FIELDS)}
     inside = {
@@ -210,22 +261,24 @@ def _run(
     upstream: Upstream | None = None,
     grads: Gradients | None = None,
     *,
-    exact_error: bool = False,
-) -> list[int]:
+    look: bool = True,
+) -> np.ndarray:
     """Describe the work as a job of numbers and addresses, and let the kernels do it.
 
-    Forward, or backward if there are gradients; returns the heads that it had to leave to others.
+    Forward, or backward if there are gradients; returns a mark for each head, zero if it is done,
+    else why it was left. Whoever does not look computes with whatever there is.
     """
     runtime = kernel_module("cpu_runtime")
     (batch, n, d), m, e = problem.query.shape, problem.key.shape[1], value.shape[2]
     dtype, mask = problem.query.dtype, problem.mask
+    exact_error = grads is None and (e == 0 or problem.tol is not None)
     start, _ = runtime.team_entry()
     # without a team whose members know their numbers, nobody can share a head
     threads = runtime.threads() if start else min(runtime.threads(), batch)
     form = _form(
         (batch, n, m, d, e, problem.iters, dtype.itemsize), dtype, problem.tol,
         None if mask is None else (tuple(mask.shape), mask.dtype), grads is not None, exact_error,
-        threads, (WORKSPACE_BYTES, OWN_HEAD_BYTES if start else 1 << 60, BLOCK_BYTES),
+        look, threads, (WORKSPACE_BYTES, OWN_HEAD_BYTES if start else 1 << 60, BLOCK_BYTES),
     )  # fmt: skip
     workers = form.layout.workers
     workspace = torch.empty(workers * form.layout.workspace_stride, dtype=dtype)
@@ -252,7 +305,7 @@ def _run(
     runtime.run(form.leader, at, workers)
     if grads is not None and mask_grads is not None:
         torch.sum(mask_grads, 0, out=grads.mask)
-    return np.flatnonzero(numbers[form.unsafe :]).tolist()
+    return numbers[form.unsafe :]
 
 
 @cache

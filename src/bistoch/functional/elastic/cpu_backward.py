@@ -20,6 +20,7 @@ from bistoch.functional.elastic.cpu_head import (
     block_place,
     build_block,
     kernel_of,
+    look,
     low_rank,
     next_slot,
     of_head,
@@ -96,6 +97,8 @@ def prepare(pointer):
         _, value_grad, _, _ = grads_of_slot(job, phase.index, phase.space, slot, like)
         totals[:] = zero
         partial[:] = zero
+        if job.look:
+            look(job, phase.index, slot, like)
         first, last = rows_of_slot(job, slot)
         for start in range(first, last, job.block):
             end = min(start + job.block, last)

@@ -24,6 +24,7 @@ from bistoch.functional.elastic.cpu_head import (
     run_phase,
     whole,
 )
+from bistoch.functional.elastic.cpu_look import OUT_OF_RANGE
 from bistoch.functional.elastic.cpu_runtime import (
     address_of,
     exponential,
@@ -64,6 +65,8 @@ def differentiate_head(job, index, space, worker, like):
     steps = whole(job.iterations_at)[index]
     replay_columns(job, index, space, steps, like)
     run_phase(job, job.prepare_body, index, space, worker, 0, 0)
+    if whole(job.unsafe_at)[index]:
+        return
     total = gather_totals(job, space, like)
     copy(total, column_grad)
     if job.column_grad_at:
@@ -75,11 +78,11 @@ def differentiate_head(job, index, space, worker, like):
         scale = larger(scale, abs(column_grad[j]))
     clear_options(job, index, like)
     sum_of_grads = known_sum(job, index, space, like)
-    still = vector(job.reals_at, 2, np.float64)[1]
+    still = vector(job.reals_at, 3, np.float64)[1]
     first = steps
     for t in range(steps - 1, -1, -1):
         if not begin_step(job, index, space, t, sum_of_grads, like):
-            whole(job.unsafe_at)[index] = 1
+            whole(job.unsafe_at)[index] = OUT_OF_RANGE
             return
         run_phase(job, job.step_body, index, space, worker, 0, t)
         sum_of_grads *= share_kept(job, index, t, like)

@@ -19,6 +19,7 @@ from bistoch.functional.elastic.cpu_head import (
     block_place,
     build_block,
     kernel_of,
+    look,
     next_slot,
     of_head,
     of_slot,
@@ -51,6 +52,8 @@ def build(pointer):
         partial = of_slot(job, phase.space, slot, PARTIAL, like)
         total[:] = like(0)
         partial[:] = like(0)
+        if job.look and phase.t == 0:
+            look(job, phase.index, slot, like)
         first, last = rows_of_slot(job, slot)
         for start in range(first, last, job.block):
             end = min(start + job.block, last)
@@ -122,6 +125,8 @@ def finish(pointer):
         partial = of_slot(job, phase.space, slot, PARTIAL, like)
         total[:] = zero
         partial[:] = zero
+        if job.look and job.iters == 0:
+            look(job, phase.index, slot, like)
         first, last = rows_of_slot(job, slot)
         for start in range(first, last, job.block):
             end = min(start + job.block, last)

@@ -9,6 +9,7 @@ from numba import from_dtype, types
 from numba.extending import intrinsic
 
 from bistoch.functional.elastic.cpu_array import matrix, start_of, vector
+from bistoch.functional.elastic.cpu_look import LOOK_AGAIN, bits_of, is_broken, largest_bits
 from bistoch.functional.elastic.cpu_rows import exponentiate
 from bistoch.functional.elastic.cpu_runtime import (
     PLAIN,
@@ -32,7 +33,7 @@ FIELDS = (
     "build_body", "iterate_body", "finish_body", "prepare_body", "step_body", "scatter_body",
     # sizes
     "batch", "n", "m", "d", "e", "stride", "iters", "block", "stored_rows", "backward",
-    "exact_error",
+    "exact_error", "look",
     # what else there is to know
     "reals_at", "mask_kind", "mask_stride", "mask_row_stride", "mask_column_stride",
     "mask_grad_at", "mask_grad_size", "unsafe_at", "workspace_at", "workspace_stride",
@@ -242,6 +243,34 @@ def rows_of_slot(job, slot):
 
 
 @jit
+def look(job, index, slot, like):
+    """Mark a head with numbers that are not finite, or tokens of which a score might overflow.
+
+    Each slot looks at the tokens of its share of the rows, and at as large a part of the keys.
+    """
+    stay_apart()
+    m, d, e, size = job.m, job.d, job.e, size_of(like)
+    sharpness = vector(job.sharpness_at, job.batch, like)[index]
+    limit = vector(job.reals_at, 3, np.float64)[2] / (max(d, 1) * max(abs(sharpness), like(1)))
+    # a product of two below the root of what it may be is below that
+    most = bits_of(like(np.sqrt(limit)))
+    first, last = rows_of_slot(job, slot)
+    queries = job.query_at + (index * job.n + first) * d * size
+    start, stop = m * slot // job.slots, m * (slot + 1) // job.slots
+    count, keys = stop - start, index * m + start
+    if (
+        largest_bits(queries, (last - first) * d, False, like) > most
+        or largest_bits(job.key_at + keys * d * size, count * d, False, like) > most
+        or is_broken(job.value_at + keys * e * size, count * e, False, like)
+        or is_broken(job.log_mass_at + keys * size, count, False, like)
+        or is_broken(job.sharpness_at + index * size, 1, False, like)
+        or is_broken(job.lam_at + index * size, 1, False, like)
+        or (job.omega_at != 0 and is_broken(job.omega_at + index * size, 1, False, like))
+    ):
+        whole(job.unsafe_at)[index] = LOOK_AGAIN
+
+
+@jit
 def write_scores(job, index, first, last, block, like):
     """Scores of rows [first, last) into a block, minus infinity where forbidden."""
     m, d, size, zero = job.m, job.d, size_of(like), like(0)
@@ -272,6 +301,9 @@ def forbid(job, index, first, last, block, like):
         start = which * job.mask_stride + i * job.mask_row_stride
         if job.mask_kind == BIAS:
             bias = vector(job.mask_at + start * size_of(like), (m - 1) * stride + 1, like)
+            # minus infinity forbids a pair
+            if job.look and is_broken(start_of(bias), len(bias), True, like):
+                whole(job.unsafe_at)[index] = LOOK_AGAIN
             for j in range(m):
                 row[j] += bias[j * stride]
         elif job.mask_kind == BOOLEAN:

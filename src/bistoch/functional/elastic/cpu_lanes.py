@@ -11,7 +11,14 @@ from numba.extending import intrinsic
 
 from bistoch.functional.elastic.cpu_array import matrix, start_of, vector
 from bistoch.functional.elastic.cpu_head import whole
-from bistoch.functional.elastic.cpu_runtime import address_of, jit, size_of, take_next
+from bistoch.functional.elastic.cpu_look import is_broken
+from bistoch.functional.elastic.cpu_runtime import (
+    address_of,
+    jit,
+    size_of,
+    stay_apart,
+    take_next,
+)
 
 LANES = 32
 
@@ -160,10 +167,26 @@ def gather(source, first, batch, target):
 
 @jit
 def report_unsafe(job, first, space, like):
-    """Say which matrices are left to others."""
-    unsafe = numbers(job, space, UNSAFE, like)
-    for lane in range(min(LANES, job.batch - first)):
-        whole(job.unsafe_at)[first + lane] = 1 if unsafe[0, lane] > like(0) else 0
+    """Say which matrices are left to others: out of range, or with numbers that are not finite."""
+    unsafe, count = numbers(job, space, UNSAFE, like), min(LANES, job.batch - first)
+    look = has_broken(job, first, count, like)
+    for lane in range(count):
+        left = unsafe[0, lane] > like(0) or (look and has_broken(job, first + lane, 1, like))
+        whole(job.unsafe_at)[first + lane] = 1 if left else 0
+
+
+@jit
+def has_broken(job, first, count, like):
+    """Whether a NaN or an infinity is in so many matrices or their options; not minus infinity."""
+    stay_apart()
+    size = size_of(like)
+    keys, pairs = job.m * size, job.n * job.m * size
+    return (
+        is_broken(job.scores_at + first * pairs, count * job.n * job.m, True, like)
+        or is_broken(job.log_mass_at + first * keys, count * job.m, False, like)
+        or is_broken(job.lam_at + first * size, count, False, like)
+        or (job.omega_at != 0 and is_broken(job.omega_at + first * size, count, False, like))
+    )
 
 
 def _vector_operation(operate):

@@ -65,7 +65,7 @@ def solve(pointer):
 @jit
 def solve_head(job, index, space, worker, like):
     """Iterate one head and write everything that it returns."""
-    reals = vector(job.reals_at, 2, np.float64)
+    reals = vector(job.reals_at, 3, np.float64)
     tol, still = reals[0], reals[1]
     keep = job.stored_rows == job.n
     over_keys(job, space, COLUMN, like)[:] = like(0)
@@ -83,6 +83,9 @@ def solve_head(job, index, space, worker, like):
                 absorb(job, space, like)
             phase = job.iterate_body if fresh else job.build_body
             run_phase(job, phase, index, space, worker, 0, t)
+            if whole(job.unsafe_at)[index]:
+                # what the scores are made of is to be looked at again before it is used
+                return
             take_totals(job, index, space, like)
         # whoever goes back through many heads at once finds the last state in steps not taken
         if job.row_history_at:

@@ -114,7 +114,7 @@ def larger_vectors(typing, a, b):
     return a(a, a), generate
 
 
-def _fold(builder, vector, part, join):
+def fold(builder, vector, part, join):
     """All places of a vector joined into one, in halves."""
     count, i32 = vector.lanes, ir.IntType(32)
     while count > 1:
@@ -136,7 +136,7 @@ def total(typing, vector):
     """The sum of all places."""
 
     def generate(context, builder, signature, arguments):
-        return _fold(builder, vector, *arguments, builder.fadd)
+        return fold(builder, vector, *arguments, builder.fadd)
 
     return vector.scalar(vector), generate
 
@@ -149,7 +149,7 @@ def largest(typing, vector):
         def join(low, high):
             return builder.select(builder.fcmp_ordered(">", low, high), low, high)
 
-        return _fold(builder, vector, *arguments, join)
+        return fold(builder, vector, *arguments, join)
 
     return vector.scalar(vector), generate
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bistoch.functional._backend import assume_constant_result
 from bistoch.functional.elastic import cpu, gradient, streaming
+from bistoch.functional.elastic.broken import cleaned, shown
 from bistoch.functional.elastic.cpu import kernel_module
 from bistoch.functional.elastic.operator import Gradients, Upstream, refuse_tangents
 from bistoch.functional.elastic.problem import Problem, forbid
@@ -70,7 +71,9 @@ def balance_lanes(
     plan, error = _dense_like(scores), _dense_like(lam)
     unsafe = _run(scores, options, {"plan": plan, "error": error}, backward=False)
     if unsafe.numel():
-        found, _ = streaming.replay(*_in_logs(scores, options, unsafe))
+        problem, value = _in_logs(scores, options, unsafe)
+        clean, _, broken = cleaned(problem, None, options_too=True)
+        found = shown(streaming.replay(clean, value)[0], broken, problem)
         plan[unsafe], error[unsafe] = found.output, found.error
     return plan, error
 
@@ -197,6 +200,10 @@ def _differentiate_in_logs(
     grads: dict[str, Tensor],
 ) -> None:
     problem, value = _in_logs(scores, options, some)
+    problem, _, broken = cleaned(problem, None, options_too=True)
+    arriving = plan_grad[some]
+    if broken is not None:
+        arriving = arriving.masked_fill(broken[..., None], torch.nan)
     found, history = streaming.replay(problem, value)
     own = Gradients(
         query=torch.zeros_like(problem.query),
@@ -206,11 +213,9 @@ def _differentiate_in_logs(
         lam=torch.zeros_like(problem.lam),
         omega=torch.zeros_like(problem.lam),
         log_mass=torch.zeros_like(problem.log_mass),
-        mask=torch.zeros_like(plan_grad[some]),
+        mask=torch.zeros_like(arriving),
     )
-    upstream = Upstream(
-        plan_grad[some], torch.zeros_like(found.row), torch.zeros_like(found.column)
-    )
+    upstream = Upstream(arriving, torch.zeros_like(found.row), torch.zeros_like(found.column))
     gradient.backward(problem, value, found, history, upstream, own)
     scores_grad[some] = own.mask
     for grad, found_grad in zip(grads.values(), (own.lam, own.omega, own.log_mass), strict=True):

@@ -48,7 +48,7 @@ class Upstream(NamedTuple):
     row: Tensor | None
     column: Tensor | None
 
-    def of(self, some: slice) -> "Upstream":
+    def of(self, some: slice | Tensor) -> "Upstream":
         """Those of a part of the batch."""
         row, column = (None if field is None else field[some] for field in self[1:])
         return Upstream(self.output[some], row, column)

@@ -12,6 +12,7 @@ from bistoch.functional import _inputs
 from bistoch.functional._inputs import Mask, Option
 from bistoch.functional._inputs.tensors import values_are_at_hand
 from bistoch.functional._masks import Bias, as_bias, forbid_low, read_bias
+from bistoch.functional._precision import working_dtype as working_dtype
 from bistoch.functional.elastic.problem import Problem
 
 # how a float mask is read: very low numbers forbid a pair, unless its score could make up for that;
@@ -117,11 +118,6 @@ def pose(
 def moves_columns(options: Options) -> bool:
     """Whether columns are weighed against each other, so that rows feel each other."""
     return options.iters > 0 and (isinstance(options.lam, Tensor) or options.lam > 0)
-
-
-def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The precision inside: float64 stays, everything shorter becomes float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def flatten(tokens: Tensor, batch: torch.Size) -> Float[Tensor, "B length features"]:

@@ -1,7 +1,7 @@
 """The question that every backend of the elastic family answers, and the mathematics they share."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -31,6 +31,15 @@ class Problem(NamedTuple):
     log_mass: Float[Tensor, "B m"]
     iters: int
     tol: float | None
+
+
+def part_of(problem: Problem, some: slice | Tensor) -> Problem:
+    """Some of the problems; masks stay whole, since many may share one, picked by mask_index."""
+    fields: dict[str, Any] = {
+        name: field[some] if isinstance(field, Tensor) and name != "mask" else field
+        for name, field in problem._asdict().items()
+    }
+    return Problem(**fields)
 
 
 class Solution(NamedTuple):

@@ -2,6 +2,11 @@
 
 Every other backend must agree with this file. It keeps whole score matrices, one per iteration when
 gradients are wanted, so it is for reading, for checking, and for second derivatives.
+
+All numbers are finite here but minus infinity, which is a pair that is forbidden. A NaN or another
+infinity in a token, value, bias or option, and a score that overflows, makes all rows of its head
+NaN, since columns connect them; without iterations those rows that see it (docs/nonfinite.md).
+`broken.py` takes it out before a head is solved, and shows it afterwards, for every backend.
 """
 
 import torch

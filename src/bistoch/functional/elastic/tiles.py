@@ -1,11 +1,11 @@
 """A batch of problems cut into parts, and parts into tiles of rows, so that memory is bounded."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from bistoch.functional.elastic.problem import Problem, forbid
+from bistoch.functional.elastic.problem import Problem, forbid, part_of
 
 # entries of one score tile: 2 MiB in float32, small enough for a second-level cache
 TILE_ELEMENTS = 1 << 19
@@ -42,9 +42,4 @@ def parts(problem: Problem) -> Iterator[Part]:
     together = max(1, TILE_ELEMENTS // max(1, tile_rows * m))
     for first in range(0, size, together):
         some = slice(first, min(first + together, size))
-        # masks stay whole: many problems may share one, picked by mask_index
-        fields: dict[str, Any] = {
-            name: field[some] if isinstance(field, Tensor) and name != "mask" else field
-            for name, field in problem._asdict().items()
-        }
-        yield Part(Problem(**fields), some, tile_rows)
+        yield Part(part_of(problem, some), some, tile_rows)

@@ -1,0 +1,43 @@
+"""Problems with a NaN or an infinity in them: solved without it, and NaN where it matters.
+
+The rule is that of docs/nonfinite.md, in two parts: `cleaned` before a problem is solved, `shown`
+after it.
+"""
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from bistoch.functional._nonfinite import Reach, clean_problem, show
+from bistoch.functional.elastic.problem import Problem, Solution
+
+
+def cleaned(
+    problem: Problem, value: Tensor | None, *, options_too: bool = False
+) -> tuple[Problem, Tensor, Bool[Tensor, "B n"] | None]:
+    """The problem and its values without what is not finite, and the rows that depend on it.
+
+    As soon as columns move, they connect the rows: all of a head depend on each of its tokens.
+    """
+    reach: Reach = "problem" if problem.iters else "row"
+    return clean_problem(problem, value, reach, options_too=options_too)
+
+
+def shown(found: Solution, broken: Bool[Tensor, "B n"] | None, problem: Problem) -> Solution:
+    """A solution that is NaN wherever it depends on what was taken out, and so are its gradients.
+
+    Whatever sees no key, a row of zeros with a potential of minus infinity, depends on nothing.
+    """
+    if broken is None:
+        return found
+    anywhere = broken.any(-1)
+    column = found.column
+    if problem.iters:
+        seen = torch.where(column == -torch.inf, 1.0, torch.nan).to(column.dtype)
+        column = column * torch.where(anywhere[:, None], seen, 1.0)
+    return found._replace(
+        output=show(found.output, broken),
+        row=show(found.row[..., None], broken)[..., 0],
+        column=column,
+        error=torch.where(anywhere, torch.nan, found.error),
+    )
