@@ -40,18 +40,20 @@ def plan_values(values: Values) -> Values:
     return tokens | {"query": values["query"].expand(*leading_axes(values), -1, -1)}
 
 
-def allowed_pairs(values: Values, kind: str = "any") -> Tensor:
+def allowed_pairs(values: Values, kind: str = "exact") -> Tensor:
     """Which pairs are not hidden, by docs/operators/elastic.md.
 
-    The kind is "any", "causal" if query t and key t are one token, or "softmax" if no finite bias
-    hides a pair.
+    A low bias hides its pair "exactly" where no score of an elastic plan could make up for it. The
+    other kinds are "strict" (scores are not asked), "loose" (only minus infinity hides), and
+    "causal" (the number alone decides, and query t and key t are one token).
     """
     allowed, causal = torch.ones(shape_of(values), dtype=torch.bool), kind == "causal"
     mask, query_mask, key_mask = (values.get(n) for n in ("mask", "query_mask", "key_mask"))
     if mask is not None and mask.dtype != torch.bool and mask.shape[-1]:
         top = mask.double().nan_to_num(-math.inf, -math.inf).amax(-1, keepdim=True)
         below = mask.double() - (0 if causal else top)
-        mask = (mask != -math.inf) & ~(below <= -(math.inf if kind == "softmax" else FORBIDDEN))
+        reach = {"exact": _reach, "loose": lambda _: math.inf}.get(kind, lambda _: 0.0)(values)
+        mask = (mask != -math.inf) & ~(below + reach <= -FORBIDDEN)
     if mask is not None:
         allowed = allowed & mask.bool()
     for padding, hides_queries in ((query_mask, True), (key_mask, False)):
@@ -61,7 +63,28 @@ def allowed_pairs(values: Values, kind: str = "any") -> Tensor:
     return allowed.tril() if causal else allowed
 
 
-def scores_of(values: Values, kind: str = "any") -> Tensor:
+def _reach(values: Values) -> Tensor | float:
+    """By how much the scores of a row can differ."""
+    if 0 in shape_of(values):
+        return 0.0
+    eps, scale = _option(values.get("eps")), values.get("scale")
+    if "scores" in values:
+        scores = values["scores"].double()
+        lowest = scores.nan_to_num(math.inf, math.inf, math.inf).amin(-1, keepdim=True)
+        highest = scores.nan_to_num(-math.inf, -math.inf).amax(-1, keepdim=True)
+        return ((highest - lowest) / eps).clamp_min(0)
+    scale = 1 / math.sqrt(max(values["query"].shape[-1], 1)) if scale is None else scale
+    reach = 2 * abs(scale) / eps
+    for name in ("query", "key"):
+        lengths, real = (
+            values[name].double().nan_to_num(0, 0, 0).norm(dim=-1),
+            values.get(f"{name}_mask"),
+        )
+        reach = reach * (lengths if real is None else lengths * real).amax(-1)[..., None, None]
+    return reach
+
+
+def scores_of(values: Values, kind: str = "exact") -> Tensor:
     """The scores of a call, minus infinity where a pair is hidden."""
     if "scores" in values:
         scores = values["scores"]
@@ -76,7 +99,7 @@ def scores_of(values: Values, kind: str = "any") -> Tensor:
     return scores.masked_fill(~allowed_pairs(values, kind), -math.inf)
 
 
-def elastic_oracle(values: Values, kind: str = "any") -> Tensor:
+def elastic_oracle(values: Values, kind: str = "exact") -> Tensor:
     """The elastic plan by the formulas of its documentation, dense and in logarithms."""
     scores = scores_of(values, kind)
     lam, omega = (_option(values.get(name)) for name in ("lam", "omega"))
@@ -116,7 +139,7 @@ def exact_plan(name: str, values: Values) -> Tensor:
     """The plan of an operator, by its formulas if it is one of the elastic family."""
     fixed = {"softmax": {"lam": 0.0, "iters": 0}, "sinkhorn": {"lam": 1.0}, "elastic": {}}
     if name in fixed and values.get("tol") is None and values["key"].shape[-2]:
-        return elastic_oracle(values | fixed[name], name)
+        return elastic_oracle(values | fixed[name], "loose" if name == "softmax" else "exact")
     return reference_plan(name, values)
 
 
