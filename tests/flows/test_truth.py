@@ -111,7 +111,7 @@ def test_slope_solves_the_fixed_point():
 def test_flow_of_variances():
     assert flow_variance(1.0, 2.0, 0.1)[-1] == pytest.approx(2.9991, abs=5e-5)
     assert len(flow_variance(1.0, 1.0, 0.3)) == 5
-    with pytest.raises(ValueError, match="a variance must be finite and not negative"):
+    with pytest.raises(ValueError, match="variance must be a variance, finite and not negative"):
         step_variance(-1.0, 0.1)
     with pytest.raises(ValueError, match="flow_variance: eps must be positive"):
         flow_variance(1.0, 1.0, 0.0)

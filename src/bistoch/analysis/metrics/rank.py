@@ -87,8 +87,9 @@ def worst_contraction(
         plan: one plan or many.
         query_mask, key_mask: True where the token is real.
 
-    >>> worst_contraction(torch.eye(3)), worst_contraction(torch.full((3, 3), 1 / 3))
-    (tensor(1.), tensor(0.))
+    >>> plans = torch.stack([torch.eye(3), torch.full((3, 3), 1 / 3)])
+    >>> [round(most, 4) for most in worst_contraction(plans).tolist()]
+    [1.0, 0.0]
     """
     plan, queries, _ = read_plan("worst_contraction", plan, query_mask, key_mask)
     values = _singular_values(_centre(plan, queries))
