@@ -60,6 +60,8 @@ def test_every_cut_is_the_reference(n, block):
     compare(*tokens(n), block=block, prior=0.05, **per_head())
 
 
+# one of the masks is the same for all queries, which may be a padding mask that lacks its half
+@pytest.mark.filterwarnings("ignore:.*without query_mask:bistoch.PaddingWarning")
 @pytest.mark.parametrize("shape", [(3, 83, 83), (83, 83), (2, 1, 1, 83), (3, 83, 1), (1, 1)])
 @pytest.mark.parametrize("kind", ["boolean", "bias"])
 def test_masks(shape, kind):
