@@ -43,6 +43,8 @@ def test_padding_is_left_out_of_the_count():
     assert not plan[:, 4:].any()
 
 
+# a mask of keys for all queries is meant here, not half a padding mask
+@pytest.mark.filterwarnings("ignore:.*without query_mask:bistoch.PaddingWarning")
 def test_a_mask_without_even_assignment_overloads_as_little_as_possible():
     only_two_keys = torch.tensor([True, True, False, False, False, False])
     mask = only_two_keys.expand(6, 6)
