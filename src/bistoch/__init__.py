@@ -1,4 +1,4 @@
-"""Attention whose columns are as accountable as its rows.
+"""Attention and assignment with controlled column sums.
 
 One elastic operator slides from softmax (`lam = 0`) to doubly stochastic (`lam = 1`) to hard
 assignment (`eps -> 0`), with rows that always sum to one.

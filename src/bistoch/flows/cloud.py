@@ -36,7 +36,7 @@ class Cloud(NamedTuple):
 
 
 def remember(cloud: Cloud, eps: Float[Tensor, "*b 1"]) -> Cloud:
-    """Keep the products of all pairs if they are dear, and fit into the operator's workspace."""
+    """Keep the products of all pairs if they cost much, and fit into the operator's workspace."""
     points = cloud.points
     pairs = points.shape[:-1].numel() * points.shape[-2]
     if points.shape[-1] < MANY or pairs * points.element_size() > WORKSPACE_BYTES:
