@@ -26,7 +26,8 @@ def train(backend, n, batch=(), **options):
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
 def test_memory_grows_at_most_linearly(backend, masked):
     def measure(n):
-        options = {"key_mask": torch.arange(n) < n - 5, "lam": 0.5} if masked else {}
+        real = torch.arange(n) < n - 5
+        options = {"query_mask": real, "key_mask": real, "lam": 0.5} if masked else {}
         return train(backend, n, **options)
 
     small, large = measure(2048), measure(8192)
