@@ -66,6 +66,32 @@ def test_converged_iterations_are_not_repeated_but_their_gradient_counts():
 
 
 @pytest.mark.usefixtures("strategy")
+@pytest.mark.parametrize("n", [1, 5, N])
+@pytest.mark.parametrize("options", [
+    {"lam": 1.0},
+    {"lam": 0.6, "omega": 1.3},
+    {"lam": torch.tensor([1.0, 0.9, 0.2]).double(), "omega": 0.8},
+], ids=["plain", "elastic", "heads"])  # fmt: skip
+def test_row_potentials_follow_potentials_that_drift(n, options):
+    # a key that nobody sees keeps its share of the mass, so every iteration adds a constant
+    q, k, v = tokens()
+    hidden = {"mask": torch.arange(M) != 3, "query_mask": torch.ones(n, dtype=torch.bool)}
+    options = {"iters": 40, **options, **hidden}
+    results = []
+    for backend in ("reference", "cpu"):
+        leaves = [t.clone().requires_grad_() for t in (q[:, :n], k)]
+        found = bistoch.elastic_potentials(*leaves, backend=backend, **options)
+        (found.row.sin().sum() + found.column[:, 4:].cos().sum()).backward()
+        moments = bistoch.wasserstein_moments(
+            q[:, :n], k, v, v.square(), backend=backend, **options
+        )
+        grads = [leaf.grad for leaf in leaves]
+        results.append([found.row.detach(), found.column.detach(), *moments, *grads])
+    for wanted, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.usefixtures("strategy")
 def test_columns_that_underflow_are_rescued():
     q, k, v = tokens()
     bias = torch.zeros(M, dtype=torch.float64)

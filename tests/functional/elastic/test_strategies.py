@@ -128,6 +128,20 @@ def test_every_strategy_with_cold_scores(strategy, layouts):
         torch.testing.assert_close(ours, theirs, atol=1e-8, rtol=1e-6)
 
 
+def test_potentials_that_drift_in_every_strategy(strategy, layouts):
+    """A key that nobody sees: columns move by a constant when all else stands still."""
+    q, k = torch.randn(2, HEADS, max(N, M), D, dtype=torch.float64).unbind()
+    options = {"iters": 12, "lam": 0.9, "eps": 4.0, "mask": torch.arange(M) != 3}
+    options["query_mask"] = torch.ones(N, dtype=torch.bool)
+    found, wanted = (
+        bistoch.elastic_potentials(q[:, :N], k[:, :M], backend=backend, **options)
+        for backend in ("cpu", "reference")
+    )
+    assert_taken(strategy, layouts, directions=1)
+    torch.testing.assert_close(found.row, wanted.row, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(found.column, wanted.column, atol=1e-10, rtol=1e-10)
+
+
 def test_potentials_of_every_strategy(strategy, layouts):
     q, k = torch.randn(HEADS, N, D), torch.randn(HEADS, M, D)
     found = bistoch.elastic_potentials(q, k, iters=4, backend="cpu")

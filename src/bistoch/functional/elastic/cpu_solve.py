@@ -74,9 +74,10 @@ def solve_head(job, index, space, worker, like):
     fresh, steps, rest, before = False, job.iters, like(0), like(np.inf)
     given = job.omega_at != 0
     omega, least = vector(job.omega_at, job.batch, like)[index] if given else like(1), before
-    coasting, stopped, middle = False, False, like(0)
+    coasting, stopped, middle, drift = False, False, like(0), like(0)
     for t in range(job.iters):
         if coasting:
+            drift += omega * middle
             coast(job, space, omega * middle, like)
         elif not stopped:
             if not fresh:
@@ -111,6 +112,9 @@ def solve_head(job, index, space, worker, like):
             before = rest
     if not fresh:
         absorb(job, space, like)
+    elif drift != 0:
+        # the column factors hold it too, and the last row step reads them
+        coast(job, space, -drift, like)
     weigh_values(job, index, space, like)
     run_phase(job, job.finish_body, index, space, worker, int(fresh), 0)
     whole(job.iterations_at)[index] = steps
