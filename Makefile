@@ -10,7 +10,7 @@ SHAPED := $(subst $(space),$(comma),$(addprefix bistoch.functional.,softmax hard
 	orthogonal quantum square circuit unitary wasserstein mixing sink rowwise _rowmaps \
 	lowrank sliced.api sliced.reference \
 	monarch elastic_monarch delta causal.api causal.decode causal.pose causal.reference \
-	elastic.api elastic.pose elastic.problem elastic.reference)),beartype.beartype
+	pose problem elastic.api elastic.reference)),beartype.beartype
 
 .PHONY: demo test test-all lint shapes fuzz figures clean
 

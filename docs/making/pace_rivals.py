@@ -8,8 +8,8 @@ from making.pace import random_scores, real_scores
 from torch import Tensor
 
 from bistoch.functional.elastic.pace import Pace, choose
-from bistoch.functional.elastic.problem import spread
 from bistoch.functional.elastic.reference import column_step, row_step
+from bistoch.functional.problem import spread
 
 TOLS = (1e-1, 1e-2, 1e-3)
 LAM, ITERS = 1.0, 400

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bistoch.functional import _inputs
+from bistoch.functional import inputs
 
 
 def assert_causal(
@@ -42,7 +42,7 @@ def assert_causal(
     if not tokens:
         tokens = torch.randn(3, 2, 13, 8, generator=generator).unbind()
     for tensor in tokens:
-        _inputs.check_floating("assert_causal", "tokens", tensor, axes="(..., n, features)", rank=1)
+        inputs.check_floating("assert_causal", "tokens", tensor, axes="(..., n, features)", rank=1)
     tokens = tuple(tensor.detach() for tensor in tokens)
     length = tokens[0].shape[axis]
     places = range(1, length) if at is None else [at]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import bistoch
-from bistoch.functional.elastic.pose import Options, pose
 from bistoch.functional.monarch import column_step, cut, factor, solve
+from bistoch.functional.pose import Options, pose
 
 
 def tokens(n, m, d=5, batch=(2, 3)):

@@ -107,8 +107,8 @@ torch.set_num_threads(2)
 parent, case, *children = sys.argv[1:]
 if case != "imported late":
     # loaded once for all children, not run
-    import bistoch.functional.causal.cpu_kernels
-    import bistoch.functional.elastic.cpu_kernels
+    import bistoch.functional.causal.cpu.kernels
+    import bistoch.functional.elastic.cpu.kernels
 if case == "old runtime":
     bistoch._fork.openmp_library = lambda: object()
 found = {}

@@ -12,7 +12,7 @@ import torch
 
 import bistoch
 from bistoch.functional import _nonfinite
-from bistoch.functional._inputs import options as option_checks
+from bistoch.functional.inputs import options as option_checks
 from bistoch.functional.quantum import theta_length
 
 N, M, D, E = 7, 11, 5, 3

@@ -15,10 +15,10 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 # limits of the kernels, and where they stand: small ones make small sizes take every strategy
 LIMITS = {
-    "WORKSPACE_BYTES": "elastic.cpu",
-    "OWN_HEAD_BYTES": "elastic.cpu",
-    "BLOCK_BYTES": "elastic.cpu",
-    "LARGEST": "elastic.lanes",
+    "WORKSPACE_BYTES": "elastic.cpu.launch",
+    "OWN_HEAD_BYTES": "elastic.cpu.launch",
+    "BLOCK_BYTES": "elastic.cpu.launch",
+    "LARGEST": "elastic.cpu.lanes",
     "TILE_ELEMENTS": "elastic.tiles",
     "SMALL": "elastic.api",
     "FEW": "_recompute",

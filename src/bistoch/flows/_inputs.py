@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from bistoch.functional import _inputs
-from bistoch.functional._inputs.tensors import check_device, is_number, kind
+from bistoch.functional import inputs
+from bistoch.functional.inputs.tensors import check_device, is_number, kind
 
 # scores that are rounded by more than this no longer know their neighbours
 ROUNDING = 0.1
@@ -14,7 +14,7 @@ ROUNDING = 0.1
 
 def check_cloud(function: str, name: str, points: Tensor) -> None:
     """Check that points are finite particles `(*b, n, d)`."""
-    _inputs.check_floating(function, name, points, axes="(*b, particles, dimensions)", rank=2)
+    inputs.check_floating(function, name, points, axes="(*b, particles, dimensions)", rank=2)
     if points.device.type == "meta":
         raise ValueError(
             f"{function}: {name} must hold numbers, but it is on the device meta, which has none; "
@@ -43,7 +43,7 @@ def check_alike(function: str, names: tuple[str, str], first: Tensor, second: Te
 
 def check_weights(function: str, name: str, weights: Tensor, points: Tensor) -> None:
     """Check masses of particles: not negative, finite, some of them positive."""
-    _inputs.check_floating(function, name, weights, axes="(*b, particles)", rank=1)
+    inputs.check_floating(function, name, weights, axes="(*b, particles)", rank=1)
     shape = points.shape[:-1]
     try:
         fits = torch.broadcast_shapes(weights.shape, shape) == shape
@@ -69,7 +69,7 @@ def check_weights(function: str, name: str, weights: Tensor, points: Tensor) -> 
 
 def check_potential(function: str, potential: Tensor, points: Tensor) -> None:
     """Check where a transport is to start."""
-    _inputs.check_floating(function, "potential", potential, axes="(*b, particles)", rank=1)
+    inputs.check_floating(function, "potential", potential, axes="(*b, particles)", rank=1)
     shape = points.shape[:-1]
     if potential.shape != shape:
         raise ValueError(
@@ -129,13 +129,13 @@ def check_share(function: str, name: str, share: float) -> None:
 def check_tolerance(function: str, tol: float) -> None:
     """Check a tolerance, without which no iteration would end early."""
     _check_kind(function, "tol", tol, "a positive number")
-    _inputs.check_tol(function, tol)
+    inputs.check_tol(function, tol)
 
 
 def check_variance(function: str, name: str, variance: Tensor | float) -> None:
     """Check a variance of a Gaussian, or a tensor of them."""
     if isinstance(variance, Tensor):
-        _inputs.check_floating(function, name, variance, axes="(...)", rank=0)
+        inputs.check_floating(function, name, variance, axes="(...)", rank=0)
         wrong = variance[~((variance >= 0) & variance.isfinite())]
         found = wrong[0].item() if wrong.numel() else None
     else:

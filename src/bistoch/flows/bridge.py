@@ -11,7 +11,7 @@ from bistoch.flows._inputs import check_alike, check_share, check_tolerance
 from bistoch.flows.cloud import Cloud, attend, gather, soft_minimum, temperature
 from bistoch.flows.transport import Options, spread, warn_unconverged
 from bistoch.functional import ConvergenceWarning, elastic_potentials
-from bistoch.functional._inputs import Option, check_count, check_generator
+from bistoch.functional.inputs import Option, check_count, check_generator
 
 # entries of the plan that sampling may hold at one time
 ENTRIES = 1 << 22

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from bistoch.flows._inputs import check_cloud, check_resolution, check_weights
 from bistoch.functional import elastic_attention, elastic_potentials
-from bistoch.functional._inputs import Option, check_choice, check_eps
 from bistoch.functional.elastic import BACKENDS
-from bistoch.functional.elastic.cpu import WORKSPACE_BYTES
-from bistoch.functional.elastic.pose import working_dtype
+from bistoch.functional.elastic.cpu.launch import WORKSPACE_BYTES
+from bistoch.functional.inputs import Option, check_choice, check_eps
+from bistoch.functional.pose import working_dtype
 
 # dimensions from which a product costs more than the exponential that follows it
 MANY = 32

@@ -15,7 +15,7 @@ from bistoch.flows._inputs import (
     check_single,
     check_weights,
 )
-from bistoch.functional._inputs import check_count, check_floating, check_generator
+from bistoch.functional.inputs import check_count, check_floating, check_generator
 
 # pairs beyond which an exact plan takes minutes and gigabytes
 SMALL = 1 << 24

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bistoch.flows._inputs import check_share, check_time, check_variance
-from bistoch.functional._inputs import check_choice, check_eps, check_lam
+from bistoch.functional.inputs import check_choice, check_eps, check_lam
 
 
 def self_transport_slope(

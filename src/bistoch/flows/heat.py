@@ -18,8 +18,8 @@ from bistoch.flows.transport import (
     warn_frozen,
     warn_unconverged,
 )
-from bistoch.functional._inputs import Option, check_choice, check_eps
-from bistoch.functional.elastic.pose import working_dtype
+from bistoch.functional.inputs import Option, check_choice, check_eps
+from bistoch.functional.pose import working_dtype
 
 Direction = Literal["heat", "cluster"]
 DIRECTIONS = ("heat", "cluster")

@@ -9,7 +9,7 @@ from torch import Tensor
 from bistoch.flows._inputs import check_potential, check_tolerance
 from bistoch.flows.cloud import Cloud, gather, remember, soft_minimum, temperature
 from bistoch.functional import ConvergenceWarning
-from bistoch.functional._inputs import Option, check_count, check_lam, warn_caller
+from bistoch.functional.inputs import Option, check_count, check_lam, warn_caller
 
 # the averaged update moves a share of the way to T(g). Near the limit T is minus a plan with
 # eigenvalues in (0, 1], so each step shrinks errors by |1 - share (1 + sigma)|; these two in turn

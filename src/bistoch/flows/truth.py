@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bistoch.flows._inputs import as_numbers, check_line, check_time
-from bistoch.functional._inputs import check_count, check_floating, check_generator
+from bistoch.functional.inputs import check_count, check_floating, check_generator
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,12 @@ line and the docs: adding an operator is one file, one row here, and one page in
 
 from types import MappingProxyType
 
-from bistoch.functional._backend import BackendUnavailableError as BackendUnavailableError
-from bistoch.functional._inputs import PaddingWarning as PaddingWarning
 from bistoch.functional._operator import Operator as Operator
 from bistoch.functional._operator import check_options as check_options
 from bistoch.functional._operator import parse_operator as parse_operator
 from bistoch.functional._operator import read_call as read_call
 from bistoch.functional.anneal import anneal_attention, anneal_plan
+from bistoch.functional.backends import BackendUnavailableError as BackendUnavailableError
 from bistoch.functional.causal import BACKENDS as CAUSAL_BACKENDS
 from bistoch.functional.causal import CausalState as CausalState
 from bistoch.functional.causal import causal_elastic_attention, causal_elastic_plan
@@ -32,6 +31,7 @@ from bistoch.functional.elastic import elastic_potentials as elastic_potentials
 from bistoch.functional.elastic_monarch import elastic_monarch_attention, elastic_monarch_plan
 from bistoch.functional.gumbel import gumbel_balance as gumbel_balance
 from bistoch.functional.hard import hard_attention, hard_plan
+from bistoch.functional.inputs import PaddingWarning as PaddingWarning
 from bistoch.functional.lowrank import lowrank_attention, lowrank_plan
 from bistoch.functional.mixing import mixing_attention, mixing_plan
 from bistoch.functional.monarch import monarch_attention, monarch_plan

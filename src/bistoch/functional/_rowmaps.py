@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bistoch.functional.elastic.problem import row_softmax
+from bistoch.functional.problem import row_softmax
 
 # added to the normaliser of softpick, as published: rows whose scores all vanish become zero
 SOFTPICK_FLOOR = 1e-8

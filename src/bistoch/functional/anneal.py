@@ -4,12 +4,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bistoch.functional import _inputs
-from bistoch.functional._inputs import Mask, Option
+from bistoch.functional import inputs
 from bistoch.functional._nonfinite import clean_problem, show
-from bistoch.functional.elastic.pose import Options, flatten, pose
-from bistoch.functional.elastic.problem import Problem, dense_scores, full_precision, row_softmax
 from bistoch.functional.elastic.reference import column_step, row_step
+from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.pose import Options, flatten, pose
+from bistoch.functional.problem import Problem, dense_scores, full_precision, row_softmax
 
 
 def anneal_attention(
@@ -33,7 +33,7 @@ def anneal_attention(
     True
     """
     operator = "anneal_attention"
-    batch = _inputs.check_tokens(operator, query, key, value)
+    batch = inputs.check_tokens(operator, query, key, value)
     options = Options(1.0, eps, 1.0, iters, None, mask, query_mask, key_mask, None, scale)
     problem = _pose(operator, batch, query, key, options, debias)
     with full_precision(query.device):
@@ -79,7 +79,7 @@ def anneal_plan(
     """
     options = Options(1.0, eps, 1.0, iters, None, mask, query_mask, key_mask, None, scale)
     operator = "anneal_plan"
-    batch = _inputs.check_tokens(operator, query, key)
+    batch = inputs.check_tokens(operator, query, key)
     problem = _pose(operator, batch, query, key, options, debias)
     with full_precision(query.device):
         problem, _, broken = _clean(problem, None, debias)
@@ -88,7 +88,7 @@ def anneal_plan(
 
 
 def _pose(operator, batch, query, key, options, debias) -> Problem:
-    _inputs.check_flag(operator, "debias", debias)
+    inputs.check_flag(operator, "debias", debias)
     return pose(operator, batch, query, key, options)
 
 

@@ -9,15 +9,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bistoch.functional import _inputs
-from bistoch.functional._backend import assume_constant_result
-from bistoch.functional._inputs import Mask
+from bistoch.functional import inputs
 from bistoch.functional._masks import forbid_low
 from bistoch.functional._nonfinite import Pairs, clean, show
 from bistoch.functional._operator import check_options, parse_operator
 from bistoch.functional._recompute import forgetful
-from bistoch.functional.elastic.pose import working_dtype
-from bistoch.functional.elastic.problem import full_precision
+from bistoch.functional.backends import assume_constant_result
+from bistoch.functional.inputs import Mask
+from bistoch.functional.pose import working_dtype
+from bistoch.functional.problem import full_precision
 
 # rows that are computed together, at least: enough work for one call, little enough for a mask
 CHUNK = 128
@@ -68,7 +68,7 @@ def delta_attention(
     Reference: Willette, Lee, Hwang, Delta Attention, 2025.
     """
     operator = "delta_attention"
-    batch = _inputs.check_tokens(operator, query, key, value)
+    batch = inputs.check_tokens(operator, query, key, value)
     rule = Rule(window, sink, stride, correction, tail)
     tokens, value = _pose(operator, batch, query, key, value, rule, mask, query_mask, key_mask)
     attend = _inner(operator, inner, "attention")
@@ -117,7 +117,7 @@ def delta_plan(
     (True, True)
     """
     operator = "delta_plan"
-    batch = _inputs.check_tokens(operator, query, key)
+    batch = inputs.check_tokens(operator, query, key)
     rule = Rule(window, sink, stride, correction, tail)
     tokens, _ = _pose(operator, batch, query, key, None, rule, mask, query_mask, key_mask)
     make = _inner(operator, inner, "plan")
@@ -279,23 +279,23 @@ def _pose(
 ) -> tuple[Tokens, Any]:
     """The tokens, and the values in working precision."""
     reason = "query t and key t belong to the same moment"
-    _inputs.check_square(operator, query, key, reason)
+    inputs.check_square(operator, query, key, reason)
     n, device = query.shape[-2], query.device
-    _inputs.check_count(operator, "window", rule.window, least=1)
-    _inputs.check_count(operator, "sink", rule.sink)
-    _inputs.check_count(operator, "stride", rule.stride, least=1)
-    _inputs.check_count(operator, "tail", rule.tail)
-    _inputs.check_choice(operator, "correction", rule.correction, ("delta", "recompute", "none"))
+    inputs.check_count(operator, "window", rule.window, least=1)
+    inputs.check_count(operator, "sink", rule.sink)
+    inputs.check_count(operator, "stride", rule.stride, least=1)
+    inputs.check_count(operator, "tail", rule.tail)
+    inputs.check_choice(operator, "correction", rule.correction, ("delta", "recompute", "none"))
     dtype = working_dtype(query.dtype)
     real = bias = order = None
     for name, padding in (("query_mask", query_mask), ("key_mask", key_mask)):
         if padding is not None:
-            _inputs.check_padding(operator, name, padding, (*batch, n), device)
+            inputs.check_padding(operator, name, padding, (*batch, n), device)
             real = padding if real is None else real & padding
     if mask is not None:
         reason = "the operator is causal by itself and knows no other pairs"
-        _inputs.check_shared_mask(operator, mask, reason)
-        _inputs.check_mask(operator, mask, (*batch, n, n), device)
+        inputs.check_shared_mask(operator, mask, reason)
+        inputs.check_mask(operator, mask, (*batch, n, n), device)
         shared = mask[..., 0, :] if mask.ndim > 1 else mask
         if shared.dtype != torch.bool:
             shared = forbid_low(shared, dtype)
@@ -331,7 +331,7 @@ def _inner(operator: str, text: str, part: str) -> Callable[..., Tensor]:
 # the same text always means the same operator: a compiler need not look inside
 @assume_constant_result
 def _read(operator: str, text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
-    _inputs.check_text(operator, "inner", text, "softmax(eps=0.5)")
+    inputs.check_text(operator, "inner", text, "softmax(eps=0.5)")
     return _read_text(operator, text)
 
 
@@ -346,5 +346,5 @@ def _read_text(operator: str, text: str) -> tuple[str, tuple[tuple[str, Any], ..
         row.attention(*torch.zeros(3, 1, 1).unbind(), **options)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{operator}: inner={text!r} cannot be used: {error}") from None
-    _inputs.check_inner(operator, row)
+    inputs.check_inner(operator, row)
     return row.name, tuple(options.items())

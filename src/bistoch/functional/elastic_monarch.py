@@ -3,10 +3,10 @@
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bistoch.functional import _inputs
-from bistoch.functional._inputs import Mask, Option
-from bistoch.functional.elastic.pose import Options
+from bistoch.functional import inputs
+from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.monarch import attend, dense
+from bistoch.functional.pose import Options
 
 
 def elastic_monarch_attention(
@@ -50,9 +50,9 @@ def elastic_monarch_attention(
     torch.Size([2, 8, 100, 4])
     """
     operator = "elastic_monarch_attention"
-    batch = _inputs.check_tokens(operator, query, key, value)
-    _inputs.check_count(operator, "updates", updates, least=1)
-    _inputs.check_omega(operator, omega, batch, query.device)
+    batch = inputs.check_tokens(operator, query, key, value)
+    inputs.check_count(operator, "updates", updates, least=1)
+    inputs.check_omega(operator, omega, batch, query.device)
     options = Options(lam, eps, omega, iters, None, mask, query_mask, key_mask, column_mass, scale)
     return attend(operator, batch, query, key, value, options, updates, block, pad)
 
@@ -85,8 +85,8 @@ def elastic_monarch_plan(
     [True, True]
     """
     operator = "elastic_monarch_plan"
-    batch = _inputs.check_tokens(operator, query, key)
-    _inputs.check_count(operator, "updates", updates, least=1)
-    _inputs.check_omega(operator, omega, batch, query.device)
+    batch = inputs.check_tokens(operator, query, key)
+    inputs.check_count(operator, "updates", updates, least=1)
+    inputs.check_omega(operator, omega, batch, query.device)
     options = Options(lam, eps, omega, iters, None, mask, query_mask, key_mask, column_mass, scale)
     return dense(operator, batch, query, key, options, updates, block, pad)

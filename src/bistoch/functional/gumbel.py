@@ -4,10 +4,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bistoch.functional import _inputs
-from bistoch.functional._inputs import Mask, Option
+from bistoch.functional import inputs
 from bistoch.functional.elastic.api import balance_scores
-from bistoch.functional.elastic.pose import Options, working_dtype
+from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.pose import Options, working_dtype
 
 
 def gumbel_balance(
@@ -47,9 +47,9 @@ def gumbel_balance(
     Reference: Mena, Belanger, Linderman, Snoek, Gumbel-Sinkhorn, ICLR 2018.
     """
     operator = "gumbel_balance"
-    _inputs.check_floating(operator, "scores", scores, axes="(*b, n, m)", rank=2)
-    _inputs.check_noise(operator, noise)
-    _inputs.check_generator(operator, generator, scores.device)
+    inputs.check_floating(operator, "scores", scores, axes="(*b, n, m)", rank=2)
+    inputs.check_noise(operator, noise)
+    inputs.check_generator(operator, generator, scores.device)
     # in float32 at least: half precision cannot tell uniform numbers near one apart
     work = scores.to(working_dtype(scores.dtype))
     exponential = torch.empty_like(work).exponential_(generator=generator)

@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bistoch.functional import _inputs
-from bistoch.functional._inputs import Mask
+from bistoch.functional import inputs
 from bistoch.functional._nonfinite import clean_problem, show
 from bistoch.functional.elastic.api import attend, make_plan
-from bistoch.functional.elastic.pose import Options, flatten, pose
-from bistoch.functional.elastic.problem import Problem, dense_scores, full_precision
+from bistoch.functional.inputs import Mask
+from bistoch.functional.pose import Options, flatten, pose
+from bistoch.functional.problem import Problem, dense_scores, full_precision
 
 
 def hard_attention(
@@ -40,8 +40,8 @@ def hard_attention(
     tensor([3., 2., 1.])
     """
     operator = "hard_attention"
-    batch = _inputs.check_tokens(operator, query, key, value)
-    _inputs.check_flag(operator, "straight_through", straight_through)
+    batch = inputs.check_tokens(operator, query, key, value)
+    inputs.check_flag(operator, "straight_through", straight_through)
     options = Options(1.0, eps, 1.0, iters, None, mask, query_mask, key_mask, None, scale)
     problem = _pose(operator, batch, query, key, options)
     with full_precision(query.device):
@@ -91,8 +91,8 @@ def hard_plan(
             [1., 0.]])
     """
     operator = "hard_plan"
-    batch = _inputs.check_tokens(operator, query, key)
-    _inputs.check_flag(operator, "straight_through", straight_through)
+    batch = inputs.check_tokens(operator, query, key)
+    inputs.check_flag(operator, "straight_through", straight_through)
     options = Options(1.0, eps, 1.0, iters, None, mask, query_mask, key_mask, None, scale)
     problem = _pose(operator, batch, query, key, options)
     with full_precision(query.device):
@@ -109,7 +109,7 @@ def hard_plan(
 def _pose(
     operator: str, batch: torch.Size, query: Tensor, key: Tensor, options: Options
 ) -> Problem:
-    _inputs.check_eps(operator, options.eps, batch, query.device)
+    inputs.check_eps(operator, options.eps, batch, query.device)
     # the temperature is that of the soft plan behind it
     return pose(operator, batch, query, key, options._replace(eps=1.0))
 

@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bistoch.functional import _inputs
-from bistoch.functional._backend import choose_backend
-from bistoch.functional._inputs import Mask, Option
+from bistoch.functional import inputs
 from bistoch.functional._nonfinite import Pairs, clean_values, show
+from bistoch.functional.backends import choose_backend
 from bistoch.functional.elastic import BACKENDS, elastic_plan, elastic_potentials
-from bistoch.functional.elastic.pose import working_dtype
-from bistoch.functional.elastic.problem import full_precision
+from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.pose import working_dtype
+from bistoch.functional.problem import full_precision
 from bistoch.functional.softmax import softmax_plan
 
 # how many of the fixed pivots are used when nobody says
@@ -71,7 +71,7 @@ def lowrank_attention(
     transport, 2025.
     """
     operator = "lowrank_attention"
-    batch = _inputs.check_tokens(operator, query, key, value)
+    batch = inputs.check_tokens(operator, query, key, value)
     options = _Options(
         pivots, rank, pivot_mass, lam, eps, iters, mask, query_mask, key_mask, scale, backend
     )
@@ -127,7 +127,7 @@ def lowrank_plan(
     [True, True]
     """
     operator = "lowrank_plan"
-    batch = _inputs.check_tokens(operator, query, key)
+    batch = inputs.check_tokens(operator, query, key)
     options = _Options(
         pivots, rank, pivot_mass, lam, eps, iters, mask, query_mask, key_mask, scale, backend
     )
@@ -194,30 +194,30 @@ def _check(
     operator: str, batch: torch.Size, query: Tensor, key: Tensor, options: _Options
 ) -> Float[Tensor, "*#b r d"]:
     """Check all options in the words of this operator; return the pivots in working precision."""
-    _inputs.refuse_pairs(operator, options.mask, "queries and keys meet only through pivots")
-    _inputs.check_lam(operator, options.lam, batch, query.device)
-    _inputs.check_eps(operator, options.eps, batch, query.device)
-    _inputs.check_count(operator, "iters", options.iters)
-    _inputs.check_scale(operator, options.scale)
+    inputs.refuse_pairs(operator, options.mask, "queries and keys meet only through pivots")
+    inputs.check_lam(operator, options.lam, batch, query.device)
+    inputs.check_eps(operator, options.eps, batch, query.device)
+    inputs.check_count(operator, "iters", options.iters)
+    inputs.check_scale(operator, options.scale)
     choose_backend(operator, options.backend, BACKENDS, auto="streaming")
     for name, mask, tokens in (
         ("query_mask", options.query_mask, query),
         ("key_mask", options.key_mask, key),
     ):
         if mask is not None:
-            _inputs.check_padding(operator, name, mask, (*batch, tokens.shape[-2]), query.device)
+            inputs.check_padding(operator, name, mask, (*batch, tokens.shape[-2]), query.device)
     n, m = query.shape[-2], key.shape[-2]
-    _inputs.warn_half_padding(operator, n, m, None, options.query_mask, options.key_mask)
+    inputs.warn_half_padding(operator, n, m, None, options.query_mask, options.key_mask)
     rank, pivots = options.rank, options.pivots
     if rank is not None:
-        _inputs.check_count(operator, "rank", rank, least=1)
+        inputs.check_count(operator, "rank", rank, least=1)
     if pivots is None:
         pivots = fixed_pivots(RANK if rank is None else rank, query.shape[-1])
         pivots = pivots.to(query.device)
     else:
-        _inputs.check_vectors(operator, "pivots", pivots, query, batch)
-        _inputs.check_rank(operator, rank, pivots)
+        inputs.check_vectors(operator, "pivots", pivots, query, batch)
+        inputs.check_rank(operator, rank, pivots)
     if options.pivot_mass is not None:
         shape = (*batch, pivots.shape[-2])
-        _inputs.check_column_mass(operator, options.pivot_mass, shape, query.device, of="pivot")
+        inputs.check_column_mass(operator, options.pivot_mass, shape, query.device, of="pivot")
     return pivots.to(working_dtype(query.dtype))

@@ -7,12 +7,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from bistoch.functional import _inputs
-from bistoch.functional._inputs import Mask, Option
+from bistoch.functional import inputs
 from bistoch.functional._nonfinite import Pairs, clean_values, show
 from bistoch.functional.elastic.api import balance_scores
-from bistoch.functional.elastic.pose import Options, working_dtype
-from bistoch.functional.elastic.problem import full_precision
+from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.pose import Options, working_dtype
+from bistoch.functional.problem import full_precision
 
 # below this, softplus(x) is exp(x) to the last digit, and would underflow before its log is taken
 STEEP = -30.0
@@ -43,7 +43,7 @@ def mixing_attention(
     torch.Size([8, 5, 4])
     """
     operator = "mixing_attention"
-    batch = _inputs.check_tokens(operator, query, key, value)
+    batch = inputs.check_tokens(operator, query, key, value)
     shape = (*batch, query.shape[-2], key.shape[-2])
     value = value.to(working_dtype(query.dtype))
     plan, value, broken = _mix(
@@ -91,7 +91,7 @@ def mixing_plan(
     Reference: Yue et al., OLinear, NeurIPS 2025.
     """
     operator = "mixing_plan"
-    batch = _inputs.check_tokens(operator, query, key)
+    batch = inputs.check_tokens(operator, query, key)
     shape = (*batch, query.shape[-2], key.shape[-2])
     nothing = key.new_empty(key.shape[-2], 0)
     plan, _, broken = _mix(
@@ -112,21 +112,21 @@ def _mix(
     own: list[tuple[int, ...]] = []
     if weight is None:
         weight = _cosines(n, m, query)
-    _inputs.check_weight(operator, weight, shape, query.device)
+    inputs.check_weight(operator, weight, shape, query.device)
     own.append(tuple(weight.shape[:-2]))
     if mask is not None:
-        _inputs.check_mask(operator, mask, shape, query.device)
+        inputs.check_mask(operator, mask, shape, query.device)
         own.append(tuple(mask.shape[:-2]))
     for name, padding, size in (("query_mask", query_mask, n), ("key_mask", key_mask, m)):
         if padding is not None:
-            _inputs.check_padding(operator, name, padding, (*batch, size), query.device)
+            inputs.check_padding(operator, name, padding, (*batch, size), query.device)
             own.append(tuple(padding.shape[:-1]))
-    _inputs.check_lam(operator, lam, batch, query.device)
+    inputs.check_lam(operator, lam, batch, query.device)
     if isinstance(lam, Tensor):
         own.append(tuple(lam.shape))
     elif lam == 0:
         # free columns: the first row step is the last
-        _inputs.check_count(operator, "iters", iters)
+        inputs.check_count(operator, "iters", iters)
         iters = 0
     found = clean_values(value, n, Pairs(mask, None, query_mask, key_mask))
     with full_precision(query.device):

@@ -16,13 +16,13 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn.functional import pad as pad_axes
 
-from bistoch.functional import _inputs
-from bistoch.functional._inputs import Mask, Option
+from bistoch.functional import inputs
 from bistoch.functional._nonfinite import clean_problem, show
 from bistoch.functional._recompute import forgetful
-from bistoch.functional.elastic.pose import Options, flatten, moves_columns, pose
-from bistoch.functional.elastic.problem import Problem, first_omega, full_precision, row_softmax
 from bistoch.functional.elastic.reference import logsumexp
+from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.pose import Options, flatten, moves_columns, pose
+from bistoch.functional.problem import Problem, first_omega, full_precision, row_softmax
 
 
 def monarch_attention(
@@ -63,8 +63,8 @@ def monarch_attention(
     Reference: Yaras, Xu, Abillama, Lee, Balzano, MonarchAttention, 2025.
     """
     operator = "monarch_attention"
-    batch = _inputs.check_tokens(operator, query, key, value)
-    _inputs.check_count(operator, "iters", iters, least=1)
+    batch = inputs.check_tokens(operator, query, key, value)
+    inputs.check_count(operator, "iters", iters, least=1)
     options = Options(0.0, eps, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
     return attend(operator, batch, query, key, value, options, iters, block, pad)
 
@@ -95,8 +95,8 @@ def monarch_plan(
     True
     """
     operator = "monarch_plan"
-    batch = _inputs.check_tokens(operator, query, key)
-    _inputs.check_count(operator, "iters", iters, least=1)
+    batch = inputs.check_tokens(operator, query, key)
+    inputs.check_count(operator, "iters", iters, least=1)
     options = Options(0.0, eps, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
     return dense(operator, batch, query, key, options, iters, block, pad)
 
@@ -295,19 +295,17 @@ def _pose(operator, batch, query, key, options, block, pad) -> tuple[Problem, in
     n, m = query.shape[-2], key.shape[-2]
     if block is None:
         block = math.isqrt(max(min(n, m) - 1, 0)) + 1
-    _inputs.check_count(operator, "block", block, least=1)
+    inputs.check_count(operator, "block", block, least=1)
     # all tokens in one block are not filled up
     block = min(block, max(n, m, 1))
-    _inputs.check_choice(operator, "pad", pad, ("post", "pre"))
+    inputs.check_choice(operator, "pad", pad, ("post", "pre"))
     if options.mask is not None:
         reason = "a Monarch matrix can hide a key from all queries, but not from some"
-        _inputs.check_shared_mask(operator, options.mask, reason)
+        inputs.check_shared_mask(operator, options.mask, reason)
     problem = pose(operator, batch, query, key, options)
     if not moves_columns(options):
         # what queries at the same place share also holds what padded ones ask
-        _inputs.warn_half_padding(
-            operator, n, m, options.mask, options.query_mask, options.key_mask
-        )
+        inputs.warn_half_padding(operator, n, m, options.mask, options.query_mask, options.key_mask)
     return problem, block
 
 

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bistoch.functional import _inputs
-from bistoch.functional._inputs import Mask, Option
-from bistoch.functional.elastic.pose import working_dtype
-from bistoch.functional.elastic.problem import full_precision
+from bistoch.functional import inputs
+from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.pose import working_dtype
+from bistoch.functional.problem import full_precision
 from bistoch.functional.square import restore, square_scores
 from bistoch.functional.unitary import cayley, exponential, hermitian
 
@@ -40,7 +40,7 @@ def orthogonal_attention(
     torch.Size([2, 8, 5, 4])
     """
     operator = "orthogonal_attention"
-    batch = _inputs.check_tokens(operator, query, key, value)
+    batch = inputs.check_tokens(operator, query, key, value)
     plan, value = _plan(
         operator, batch, query, key, value, method, ancilla, ridge,
         {"eps": eps, "mask": mask, "query_mask": query_mask, "key_mask": key_mask, "scale": scale},
@@ -90,7 +90,7 @@ def orthogonal_plan(
     Reference: Born et al., Quantum doubly stochastic transformers, 2025.
     """
     operator = "orthogonal_plan"
-    batch = _inputs.check_tokens(operator, query, key)
+    batch = inputs.check_tokens(operator, query, key)
     plan, _ = _plan(
         operator, batch, query, key, None, method, ancilla, ridge,
         {"eps": eps, "mask": mask, "query_mask": query_mask, "key_mask": key_mask, "scale": scale},
@@ -102,9 +102,9 @@ def _plan(
     operator, batch, query, key, value, method, ancilla, ridge, options
 ) -> tuple[Float[Tensor, "*b n n"], Any]:
     """The plan in working precision, and the values to apply it to."""
-    _inputs.check_choice(operator, "method", method, METHODS)
-    _inputs.check_count(operator, "ancilla", ancilla, least=1)
-    _inputs.check_ridge(operator, ridge)
+    inputs.check_choice(operator, "method", method, METHODS)
+    inputs.check_count(operator, "ancilla", ancilla, least=1)
+    inputs.check_ridge(operator, ridge)
     dtype = working_dtype(query.dtype)
     with full_precision(query.device):
         if method in TRIANGULAR:

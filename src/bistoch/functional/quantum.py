@@ -7,10 +7,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bistoch.functional import _inputs
-from bistoch.functional._inputs import Mask, Option
+from bistoch.functional import inputs
 from bistoch.functional.circuit import ANSAETZE, circuit_unitary, count_angles
-from bistoch.functional.elastic.problem import full_precision
+from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.problem import full_precision
 from bistoch.functional.square import restore, square_scores, stochastic_complement
 
 
@@ -50,7 +50,7 @@ def quantum_attention(
     torch.Size([2, 8, 5, 4])
     """
     operator = "quantum_attention"
-    batch = _inputs.check_tokens(operator, query, key, value)
+    batch = inputs.check_tokens(operator, query, key, value)
     circuit = Circuit(theta, ansatz, layers, ancilla, qubits)
     plan, value = _plan(
         operator, batch, query, key, value, circuit, eps=eps, mask=mask, query_mask=query_mask,
@@ -110,7 +110,7 @@ def quantum_plan(
     Reference: Born et al., Quantum doubly stochastic transformers, 2025.
     """
     operator = "quantum_plan"
-    batch = _inputs.check_tokens(operator, query, key)
+    batch = inputs.check_tokens(operator, query, key)
     circuit = Circuit(theta, ansatz, layers, ancilla, qubits)
     plan, _ = _plan(
         operator, batch, query, key, None, circuit, eps=eps, mask=mask, query_mask=query_mask,
@@ -155,13 +155,13 @@ def _plan(
     circuit: Circuit, **options: Any,
 ) -> tuple[Float[Tensor, "*b n n"], Any]:  # fmt: skip
     """The exact plan in working precision, and the values to apply it to."""
-    _inputs.check_circuit(operator, circuit.ansatz, circuit.layers, circuit.ancilla, ANSAETZE)
+    inputs.check_circuit(operator, circuit.ansatz, circuit.layers, circuit.ancilla, ANSAETZE)
     n = query.shape[-2]
     qubits = token_qubits(n) if circuit.qubits is None else circuit.qubits
-    _inputs.check_qubits(operator, qubits, n)
+    inputs.check_qubits(operator, qubits, n)
     length = theta_length(qubits, circuit.ancilla, circuit.layers, circuit.ansatz)
     if circuit.theta is not None:
-        _inputs.check_theta(operator, circuit.theta, length, batch, n, query.device)
+        inputs.check_theta(operator, circuit.theta, length, batch, n, query.device)
     with full_precision(query.device):
         square = square_scores(operator, batch, query, key, value, **options)
         theta = default_theta(length, square.scores) if circuit.theta is None else circuit.theta
@@ -214,10 +214,10 @@ def _measure(
     generator: torch.Generator | None,
 ) -> Float[Tensor, "*b n m"]:
     """Relative frequencies of so many draws from every row, with the gradient of the plan."""
-    _inputs.check_generator(operator, generator, plan.device)
+    inputs.check_generator(operator, generator, plan.device)
     if shots is None:
         return plan
-    _inputs.check_count(operator, "shots", shots, least=1)
+    inputs.check_count(operator, "shots", shots, least=1)
     with torch.no_grad():
         # added from the end, so that the last key of a row gets what is left with probability one
         tails = plan.double().flip(-1).cumsum(-1).flip(-1)

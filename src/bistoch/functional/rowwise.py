@@ -9,11 +9,11 @@ from collections.abc import Callable
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bistoch.functional import _inputs, _rowmaps
-from bistoch.functional._inputs import Mask, Option
+from bistoch.functional import _rowmaps, inputs
 from bistoch.functional._nonfinite import clean_problem, show
-from bistoch.functional.elastic.pose import Options, Reading, flatten, per_problem, pose
-from bistoch.functional.elastic.problem import Problem, dense_scores, full_precision
+from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.pose import Options, Reading, flatten, per_problem, pose
+from bistoch.functional.problem import Problem, dense_scores, full_precision
 
 # a map from a matrix of scores to a matrix of weights
 RowMap = Callable[[Tensor], Tensor]
@@ -308,7 +308,7 @@ def normsoftmax_plan(
 
 def _attend(operator, weigh: RowMap, query, key, value, *options, bias: Reading = "rows") -> Tensor:
     """Weigh the values; nothing is hidden from the gradient, so the matrix is kept."""
-    batch = _inputs.check_tokens(operator, query, key, value)
+    batch = inputs.check_tokens(operator, query, key, value)
     problem = _pose(operator, batch, query, key, *options, bias=bias)
     problem, value, broken = clean_problem(problem, flatten(value, batch), "row")
     with full_precision(query.device):
@@ -321,7 +321,7 @@ def weigh_rows(operator, weigh: RowMap, query, key, *options, bias: Reading = "r
 
     For `bias` see `pose`.
     """
-    batch = _inputs.check_tokens(operator, query, key)
+    batch = inputs.check_tokens(operator, query, key)
     problem = _pose(operator, batch, query, key, *options, bias=bias)
     problem, _, broken = clean_problem(problem, None, "row")
     with full_precision(query.device):
@@ -339,6 +339,6 @@ def _pose(
 def _shifted(operator: str, shift: Option | None, query: Tensor, key: Tensor) -> RowMap:
     if shift is None:
         return lambda scores: _rowmaps.sigmoid(scores, None)
-    batch = _inputs.check_tokens(operator, query, key)
-    _inputs.check_logit(operator, "shift", shift, batch, query.device)
+    batch = inputs.check_tokens(operator, query, key)
+    inputs.check_logit(operator, "shift", shift, batch, query.device)
     return lambda scores: _rowmaps.sigmoid(scores, per_problem(shift, batch, scores))

@@ -4,11 +4,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bistoch.functional import _inputs, _rowmaps
-from bistoch.functional._inputs import Mask, Option
+from bistoch.functional import _rowmaps, inputs
 from bistoch.functional.elastic.api import BACKENDS, solve
-from bistoch.functional.elastic.pose import Options, flatten, per_problem, pose
-from bistoch.functional.elastic.problem import full_precision
+from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.pose import Options, flatten, per_problem, pose
+from bistoch.functional.problem import full_precision
 from bistoch.functional.rowwise import weigh_rows
 
 
@@ -35,8 +35,8 @@ def sink_attention(
     torch.Size([8, 5, 4])
     """
     operator = "sink_attention"
-    batch = _inputs.check_tokens(operator, query, key, value)
-    _inputs.check_logit(operator, "logit", logit, batch, query.device)
+    batch = inputs.check_tokens(operator, query, key, value)
+    inputs.check_logit(operator, "logit", logit, batch, query.device)
     options = Options(0.0, eps, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
     # the sink is none of the keys: what is added to all of their scores counts
     problem = pose(operator, batch, query, key, options, bias="levels")
@@ -79,9 +79,9 @@ def sink_plan(
     Reference: Agarwal et al., gpt-oss model card, 2025.
     """
     operator = "sink_plan"
-    _inputs.check_choice(operator, "backend", backend, ("auto", *BACKENDS))
-    batch = _inputs.check_tokens(operator, query, key)
-    _inputs.check_logit(operator, "logit", logit, batch, query.device)
+    inputs.check_choice(operator, "backend", backend, ("auto", *BACKENDS))
+    batch = inputs.check_tokens(operator, query, key)
+    inputs.check_logit(operator, "logit", logit, batch, query.device)
 
     def weigh(scores: Tensor) -> Tensor:
         return _rowmaps.sink_softmax(scores, per_problem(logit, batch, scores))

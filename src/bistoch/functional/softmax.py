@@ -7,12 +7,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bistoch.functional import _inputs
-from bistoch.functional._inputs import Mask, Option
+from bistoch.functional import inputs
 from bistoch.functional._masks import as_bias
 from bistoch.functional._nonfinite import Pairs, clean, show
-from bistoch.functional.elastic.pose import working_dtype
-from bistoch.functional.elastic.problem import full_precision, row_softmax
+from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.pose import working_dtype
+from bistoch.functional.problem import full_precision, row_softmax
 from bistoch.functional.rowwise import weigh_rows
 
 
@@ -42,10 +42,10 @@ def softmax_attention(
     torch.Size([8, 5, 4])
     """
     operator = "softmax_attention"
-    batch = _inputs.check_tokens(operator, query, key, value)
+    batch = inputs.check_tokens(operator, query, key, value)
     n, m = query.shape[-2], key.shape[-2]
-    _inputs.check_eps(operator, eps, batch, query.device)
-    _inputs.check_scale(operator, scale)
+    inputs.check_eps(operator, eps, batch, query.device)
+    inputs.check_scale(operator, scale)
     scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
     _check_masks(operator, (*batch, n, m), query.device, mask, query_mask, key_mask)
     dtype, work = query.dtype, working_dtype(query.dtype)
@@ -101,11 +101,11 @@ def softmax_plan(
 def _check_masks(operator, shape, device, mask, query_mask, key_mask) -> None:
     *batch, n, m = shape
     if mask is not None:
-        _inputs.check_mask(operator, mask, shape, device)
+        inputs.check_mask(operator, mask, shape, device)
     if key_mask is not None:
-        _inputs.check_padding(operator, "key_mask", key_mask, (*batch, m), device)
+        inputs.check_padding(operator, "key_mask", key_mask, (*batch, m), device)
     if query_mask is not None:
-        _inputs.check_padding(operator, "query_mask", query_mask, (*batch, n), device)
+        inputs.check_padding(operator, "query_mask", query_mask, (*batch, n), device)
 
 
 def _join_masks(n, m, mask, query_mask, key_mask):

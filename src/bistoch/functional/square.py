@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bistoch.functional import _inputs
-from bistoch.functional._inputs import Mask, Option
+from bistoch.functional import inputs
 from bistoch.functional._nonfinite import clean_problem, show
-from bistoch.functional.elastic.pose import Options, flatten, pose
+from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.pose import Options, flatten, pose
 
 
 class Square(NamedTuple):
@@ -43,11 +43,11 @@ def square_scores(
     scale: float | None,
 ) -> Square:
     """Check that the plan can be square, and compute the scores of the real tokens."""
-    _inputs.check_square(operator, query, key, "its plan is square")
-    _inputs.refuse_pairs(operator, mask, "the plan comes from the whole matrix")
+    inputs.check_square(operator, query, key, "its plan is square")
+    inputs.refuse_pairs(operator, mask, "the plan comes from the whole matrix")
     options = Options(0.0, eps, 1.0, 0, None, None, query_mask, key_mask, None, scale)
     problem = pose(operator, batch, query, key, options)
-    _inputs.check_equal_padding(operator, problem.query_mask, problem.key_mask, query.shape[-2])
+    inputs.check_equal_padding(operator, problem.query_mask, problem.key_mask, query.shape[-2])
     value = None if value is None else flatten(value, batch)
     # very large scores are limited below, and break nothing
     problem, value, broken = clean_problem(problem, value, "problem", factor=None)

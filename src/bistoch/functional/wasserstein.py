@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bistoch.functional import _inputs
-from bistoch.functional._inputs import Mask, Option
+from bistoch.functional import inputs
 from bistoch.functional.elastic.api import attend, make_plan, solve
-from bistoch.functional.elastic.pose import Options, flatten, pose, working_dtype
-from bistoch.functional.elastic.problem import Problem, full_precision
+from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.pose import Options, flatten, pose, working_dtype
+from bistoch.functional.problem import Problem, full_precision
 
 
 class Gaussian(NamedTuple):
@@ -63,7 +63,7 @@ def wasserstein_attention(
     Reference: Fan et al., Sequential recommendation via stochastic self-attention, WWW 2022.
     """
     operator = "wasserstein_attention"
-    batch = _inputs.check_tokens(operator, query, key, value)
+    batch = inputs.check_tokens(operator, query, key, value)
     longer = _longer_tokens(operator, batch, query, key, query_variance, key_variance, key_mask)
     options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
     options = _for_longer_tokens(operator, options, batch, query)
@@ -100,7 +100,7 @@ def wasserstein_plan(
     True
     """
     operator = "wasserstein_plan"
-    batch = _inputs.check_tokens(operator, query, key)
+    batch = inputs.check_tokens(operator, query, key)
     longer = _longer_tokens(operator, batch, query, key, query_variance, key_variance, key_mask)
     options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
     options = _for_longer_tokens(operator, options, batch, query)
@@ -142,8 +142,8 @@ def wasserstein_moments(
     True
     """
     operator = "wasserstein_moments"
-    batch = _inputs.check_tokens(operator, query, key, value)
-    _inputs.check_variance(operator, "value_variance", value_variance, value)
+    batch = inputs.check_tokens(operator, query, key, value)
+    inputs.check_variance(operator, "value_variance", value_variance, value)
     longer = _longer_tokens(operator, batch, query, key, query_variance, key_variance, key_mask)
     options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
     options = _for_longer_tokens(operator, options, batch, query)
@@ -174,9 +174,9 @@ def _longer_tokens(
         ("query_variance", query_variance, query), ("key_variance", key_variance, key),
     ):  # fmt: skip
         if variance is not None:
-            _inputs.check_variance(operator, name, variance, tokens)
+            inputs.check_variance(operator, name, variance, tokens)
     if key_mask is not None:
-        _inputs.check_padding(operator, "key_mask", key_mask, (*batch, key.shape[-2]), key.device)
+        inputs.check_padding(operator, "key_mask", key_mask, (*batch, key.shape[-2]), key.device)
     with full_precision(query.device):
         dtype = working_dtype(query.dtype)
         query, key = query.to(dtype), key.to(dtype)
@@ -212,9 +212,9 @@ def _for_longer_tokens(
     operator: str, options: Options, batch: torch.Size, query: Tensor
 ) -> Options:
     """The options as the longer tokens need them."""
-    _inputs.check_lam(operator, options.lam, batch, query.device)
-    _inputs.check_scale(operator, options.scale)
-    _inputs.check_count(operator, "iters", options.iters)
+    inputs.check_lam(operator, options.lam, batch, query.device)
+    inputs.check_scale(operator, options.scale)
+    inputs.check_count(operator, "iters", options.iters)
     scale = 1 / math.sqrt(max(query.shape[-1], 1)) if options.scale is None else options.scale
     # free columns: the first row step is the last
     free = not isinstance(options.lam, Tensor) and options.lam == 0

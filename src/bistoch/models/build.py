@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from bistoch.functional import _inputs, check_options, read_call
+from bistoch.functional import check_options, inputs, read_call
 from bistoch.nn import OperatorModule
 from bistoch.nn.heads import check_division
 
@@ -66,7 +66,7 @@ def make_config(
 def check_sizes(model: str, config: Any, *counts: str) -> None:
     """Check that some fields of a config are at least one, and that heads divide dim."""
     for name in counts:
-        _inputs.check_count(model, name, getattr(config, name), least=1)
+        inputs.check_count(model, name, getattr(config, name), least=1)
     check_division(model, "dim", config.dim, "heads", config.heads)
 
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bistoch.functional import OPERATORS, _inputs, parse_operator
+from bistoch.functional import OPERATORS, inputs, parse_operator
 from bistoch.models.build import check_sizes
 from bistoch.nn import Attention, Mixing, OrthoTrans
 from bistoch.nn.block import feed_forward
@@ -101,7 +101,7 @@ class Forecaster(nn.Module):
     ) -> Float[Tensor, "b horizon channels"]:
         """The next time steps of every channel."""
         config = self.config
-        _inputs.check_floating(
+        inputs.check_floating(
             "Forecaster", "windows", windows, axes="(batch, lookback, channels)", rank=3
         )
         if windows.shape[1:] != (config.lookback, config.channels):

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from bistoch.functional._inputs.tensors import values_are_at_hand
+from bistoch.functional.inputs.tensors import values_are_at_hand
 
 # the id of padding
 PADDING = 0

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from bistoch.functional import OPERATORS, CausalState, _inputs
+from bistoch.functional import OPERATORS, CausalState, inputs
 from bistoch.models.build import check_sizes
 from bistoch.models.ids import check_ids
 from bistoch.nn import OperatorModule
@@ -44,7 +44,7 @@ class LanguageConfig:
     def __post_init__(self) -> None:
         check_sizes("LanguageModel", self, "vocabulary", "depth")
         if self.positions is not None:
-            _inputs.check_count("LanguageModel", "positions", self.positions, least=1)
+            inputs.check_count("LanguageModel", "positions", self.positions, least=1)
         elif self.dim // self.heads % 2:
             raise ValueError(
                 "LanguageModel: a head must have an even number of features for rotary positions, "
@@ -172,7 +172,7 @@ class LanguageModel(nn.Module):
             avoid: token ids that are never sampled, such as padding.
             generator: for sampling.
         """
-        _inputs.check_count("LanguageModel", "count", count)
+        inputs.check_count("LanguageModel", "count", count)
         if not 0 <= temperature < float("inf"):
             raise ValueError(
                 f"LanguageModel: temperature must be a number from 0 on, but it is {temperature}; "

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from bistoch.functional import _inputs
+from bistoch.functional import inputs
 from bistoch.models.build import check_sizes
 from bistoch.models.pooling import max_of_real, mean_of_real
 from bistoch.models.sets import check_points
@@ -37,7 +37,7 @@ class PointConfig:
     def __post_init__(self) -> None:
         check_sizes("PointTransformer", self, "classes", "coordinates", "depth")
         # the hidden layer of the classifier is half as wide
-        _inputs.check_count("PointTransformer", "summary", self.summary, least=2)
+        inputs.check_count("PointTransformer", "summary", self.summary, least=2)
 
 
 class PointTransformer(nn.Module):

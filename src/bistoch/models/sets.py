@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from bistoch.functional import _inputs
+from bistoch.functional import inputs
 from bistoch.models.build import check_sizes
 from bistoch.nn import Attention
 
@@ -181,7 +181,7 @@ def _masks(
 
 def check_points(model: str, points: Tensor, coordinates: int) -> None:
     """Check a batch of point clouds."""
-    _inputs.check_floating(model, "points", points, axes="(batch, points, coordinates)", rank=3)
+    inputs.check_floating(model, "points", points, axes="(batch, points, coordinates)", rank=3)
     if points.ndim != 3 or points.shape[-1] != coordinates:
         raise ValueError(
             f"{model}: points must be (batch, points, {coordinates}), but their shape is "

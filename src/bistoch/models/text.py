@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from bistoch.functional import _inputs
+from bistoch.functional import inputs
 from bistoch.models.build import check_sizes
 from bistoch.models.ids import PADDING, check_ids
 from bistoch.models.pooling import max_of_real, mean_of_real
@@ -41,7 +41,7 @@ class TextConfig:
 
     def __post_init__(self) -> None:
         check_sizes("TextEncoder", self, "vocabulary", "classes", "depth")
-        _inputs.check_choice("TextEncoder", "pool", self.pool, ("max", "mean"))
+        inputs.check_choice("TextEncoder", "pool", self.pool, ("max", "mean"))
 
 
 class TextEncoder(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bistoch.functional import _inputs
+from bistoch.functional import inputs
 from bistoch.models.build import check_sizes
 from bistoch.nn import Block
 
@@ -41,7 +41,7 @@ class ViTConfig:
 
     def __post_init__(self) -> None:
         check_sizes("ViT", self, "classes", "channels", "depth")
-        _inputs.check_choice("ViT", "pool", self.pool, ("cls", "mean"))
+        inputs.check_choice("ViT", "pool", self.pool, ("cls", "mean"))
         if not _fits(self.image, self.patch):
             raise ValueError(
                 "ViT: image and patch must be (height, width), and patches must fill the image, "
@@ -116,7 +116,7 @@ class ViT(nn.Module):
     def patches(self, images: Float[Tensor, "b ..."]) -> Float[Tensor, "b patches pixels"]:
         """The patches of images, row by row, each as one vector."""
         config = self.config
-        _inputs.check_floating("ViT", "images", images, axes="(batch, height, width)", rank=3)
+        inputs.check_floating("ViT", "images", images, axes="(batch, height, width)", rank=3)
         if images.ndim == 3:
             images = images[..., None]
         wanted = (*config.image, config.channels)

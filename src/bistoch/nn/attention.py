@@ -3,8 +3,8 @@
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from bistoch.functional import _inputs
-from bistoch.functional._inputs import Mask
+from bistoch.functional import inputs
+from bistoch.functional.inputs import Mask
 from bistoch.nn.build import build_operator
 from bistoch.nn.heads import check_division, merge_heads, project, split_heads
 
@@ -52,11 +52,11 @@ class Attention(nn.Module):
         key_dim = dim if key_dim is None else key_dim
         value_dim = key_dim if value_dim is None else value_dim
         for name, features in (("key_dim", key_dim), ("value_dim", value_dim)):
-            _inputs.check_count("Attention", name, features, least=1)
+            inputs.check_count("Attention", name, features, least=1)
         flags = {"qkv_bias": qkv_bias, "out_bias": out_bias, "batch_first": batch_first}
         for name, flag in flags.items():
-            _inputs.check_flag("Attention", name, flag)
-        _inputs.check_probability("Attention", "dropout", dropout)
+            inputs.check_flag("Attention", name, flag)
+        inputs.check_probability("Attention", "dropout", dropout)
         self.heads = heads
         self.batch_first = batch_first
         self.query = nn.Linear(dim, dim, bias=qkv_bias)
@@ -94,7 +94,7 @@ class Attention(nn.Module):
         key = query if key is None else key
         value = key if value is None else value
         q, k, v = self._queries(query), self._keys(key), self._split("value", value, self.value)
-        _inputs.check_tokens("Attention", q, k, v)
+        inputs.check_tokens("Attention", q, k, v)
         masks = self._masks(q, k, same, mask, query_mask, key_mask)
         result = self.dropout(self.out(merge_heads(self.operator(q, k, v, **masks))))
         return result if self.batch_first or result.ndim == 2 else result.transpose(0, 1)
@@ -137,7 +137,7 @@ class Attention(nn.Module):
         key_mask: Tensor | None,
     ) -> dict[str, Tensor | None]:
         """Check the masks of a layer and give them an axis for the heads."""
-        batch = _inputs.check_tokens("Attention", query, key)[:-1]
+        batch = inputs.check_tokens("Attention", query, key)[:-1]
         if isinstance(mask, Tensor) and mask.ndim == 3 and len(batch) == 1:
             raise ValueError(
                 "Attention: mask must have 2 axes (n, m) or 4 axes (batch, heads, n, m), but its "
@@ -146,12 +146,12 @@ class Attention(nn.Module):
             )
         n, m, device = query.shape[-2], key.shape[-2], query.device
         if mask is not None:
-            _inputs.check_mask("Attention", mask, (*batch, self.heads, n, m), device)
+            inputs.check_mask("Attention", mask, (*batch, self.heads, n, m), device)
         if query_mask is not None:
-            _inputs.check_padding("Attention", "query_mask", query_mask, (*batch, n), device)
+            inputs.check_padding("Attention", "query_mask", query_mask, (*batch, n), device)
             query_mask = query_mask.unsqueeze(-2)
         if key_mask is not None:
-            _inputs.check_padding("Attention", "key_mask", key_mask, (*batch, m), device)
+            inputs.check_padding("Attention", "key_mask", key_mask, (*batch, m), device)
             key_mask = key_mask.unsqueeze(-2)
         if same_tokens:
             query_mask = key_mask if query_mask is None else query_mask

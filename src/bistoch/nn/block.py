@@ -6,7 +6,7 @@ from typing import Literal
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from bistoch.functional import _inputs
+from bistoch.functional import inputs
 from bistoch.nn.attention import Attention
 from bistoch.nn.heads import check_division, check_features, explain_misfit
 
@@ -44,9 +44,9 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         check_division("Block", "dim", dim, "heads", heads)
-        _inputs.check_probability("Block", "dropout", dropout)
-        _inputs.check_count("Block", "mlp", mlp)
-        _inputs.check_choice("Block", "norm", norm, ("pre", "post"))
+        inputs.check_probability("Block", "dropout", dropout)
+        inputs.check_count("Block", "mlp", mlp)
+        inputs.check_choice("Block", "norm", norm, ("pre", "post"))
         self.norm_first = norm == "pre"
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = Attention(dim, heads, copy.deepcopy(operator), dropout=dropout)
@@ -59,7 +59,7 @@ class Block(nn.Module):
         """The tokens after the block; `mask` is True where a token is real."""
         check_features("Block", "x", x, self.attention.query.in_features)
         if mask is not None:
-            _inputs.check_padding("Block", "mask", mask, x.shape[:-1], x.device)
+            inputs.check_padding("Block", "mask", mask, x.shape[:-1], x.device)
         try:
             return self._run(x, mask)
         except RuntimeError as error:

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bistoch.functional import OPERATORS, CausalState, causal_elastic_step
-from bistoch.functional._inputs import Mask, Option
+from bistoch.functional.inputs import Mask, Option
 from bistoch.nn.operators import LamModule
 
 

@@ -5,9 +5,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bistoch.functional import OPERATORS, _inputs
-from bistoch.functional._inputs import Option
+from bistoch.functional import OPERATORS, inputs
 from bistoch.functional.circuit import ANSAETZE
+from bistoch.functional.inputs import Option
 from bistoch.functional.quantum import default_theta, theta_length, token_qubits
 from bistoch.nn.heads import check_heads
 from bistoch.nn.operators import OperatorModule
@@ -47,9 +47,9 @@ class Quantum(OperatorModule):
         tokens: int | None = None,
         heads: int | None = None,
     ) -> None:
-        _inputs.check_choice("Quantum", "learn", learn, ("none", "head"))
+        inputs.check_choice("Quantum", "learn", learn, ("none", "head"))
         if tokens is not None:
-            _inputs.check_count("Quantum", "tokens", tokens, least=1)
+            inputs.check_count("Quantum", "tokens", tokens, least=1)
         qubits = None if tokens is None else token_qubits(tokens)
         theta = None
         if learn == "head":
@@ -84,6 +84,6 @@ def _theta_per_head(
             "Quantum: learn='head' needs tokens, the longest sequence, which fixes the size of "
             f"theta; write for example Quantum(learn='head', heads={heads}, tokens=64)"
         )
-    _inputs.check_circuit("Quantum", ansatz, layers, ancilla, ANSAETZE)
+    inputs.check_circuit("Quantum", ansatz, layers, ancilla, ANSAETZE)
     length = theta_length(qubits, ancilla, layers, ansatz)
     return nn.Parameter(default_theta(length, torch.empty(0)).repeat(heads, 1))

@@ -6,8 +6,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
-from bistoch.functional import Gaussian, _inputs, wasserstein_moments, wasserstein_plan
-from bistoch.functional._inputs import Mask, Option
+from bistoch.functional import Gaussian, inputs, wasserstein_moments, wasserstein_plan
+from bistoch.functional.inputs import Mask, Option
 from bistoch.nn.heads import check_division, merge_heads, project, split_heads
 
 PARTS = ("query", "key", "value", "out")
@@ -127,13 +127,13 @@ class GaussianAttention(nn.Module):
         m, device = key.mean.shape[-2], query.mean.device
         layer = "GaussianAttention"
         if mask is not None:
-            _inputs.check_mask(layer, mask, (*batch, n, m), device)
+            inputs.check_mask(layer, mask, (*batch, n, m), device)
         # one padding for all heads
         if query_mask is not None:
-            _inputs.check_padding(layer, "query_mask", query_mask, (*batch[:-1], n), device)
+            inputs.check_padding(layer, "query_mask", query_mask, (*batch[:-1], n), device)
             query_mask = query_mask[..., None, :]
         if key_mask is not None:
-            _inputs.check_padding(layer, "key_mask", key_mask, (*batch[:-1], m), device)
+            inputs.check_padding(layer, "key_mask", key_mask, (*batch[:-1], m), device)
             key_mask = key_mask[..., None, :]
         if same:
             query_mask = key_mask if query_mask is None else query_mask

@@ -4,14 +4,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bistoch.functional import _inputs
-from bistoch.functional._inputs import Option
+from bistoch.functional import inputs
+from bistoch.functional.inputs import Option
 
 
 def check_division(layer: str, dim_name: str, dim: int, heads_name: str, heads: int) -> None:
     """Check that the features can be shared out evenly among the heads."""
-    _inputs.check_count(layer, dim_name, dim, least=1)
-    _inputs.check_count(layer, heads_name, heads, least=1)
+    inputs.check_count(layer, dim_name, dim, least=1)
+    inputs.check_count(layer, heads_name, heads, least=1)
     if dim % heads:
         raise ValueError(
             f"{layer}: {dim_name} must be divisible by {heads_name}, but {dim} = "
@@ -27,7 +27,7 @@ def check_heads(operator: str, heads: int | None) -> int:
             f"{operator}: learn='head' needs heads, the number of heads; "
             f"write for example {operator}(learn='head', heads=8)"
         )
-    _inputs.check_count(operator, "heads", heads, least=1)
+    inputs.check_count(operator, "heads", heads, least=1)
     return heads
 
 
@@ -39,7 +39,7 @@ def one_per_head(start: Option, heads: int) -> Float[Tensor, "heads"]:
 
 def check_features(layer: str, name: str, tokens: Tensor, features: int) -> None:
     """Check that an argument is one sequence of tokens, or a batch of them, as wide as a layer."""
-    _inputs.check_floating(layer, name, tokens, axes="(batch, length, features)", rank=2)
+    inputs.check_floating(layer, name, tokens, axes="(batch, length, features)", rank=2)
     if tokens.ndim > 3:
         raise ValueError(
             f"{layer}: {name} must have 3 axes (batch, length, features), or 2 for one sequence, "

@@ -5,8 +5,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bistoch.functional import OPERATORS, _inputs
-from bistoch.functional._inputs import Option
+from bistoch.functional import OPERATORS, inputs
+from bistoch.functional.inputs import Option
 from bistoch.nn.heads import check_heads, one_per_head
 from bistoch.nn.operators import OperatorModule
 
@@ -41,10 +41,10 @@ class Sink(OperatorModule):
         learn: Literal["none", "head"] = "none",
         heads: int | None = None,
     ) -> None:
-        _inputs.check_choice("Sink", "learn", learn, ("none", "head"))
+        inputs.check_choice("Sink", "learn", learn, ("none", "head"))
         if learn == "head":
             heads = check_heads("Sink", heads)
-            _inputs.check_logit("Sink", "logit", logit, (heads,))
+            inputs.check_logit("Sink", "logit", logit, (heads,))
             logit = nn.Parameter(one_per_head(logit, heads))
         super().__init__(
             OPERATORS["sink"], logit=logit, eps=eps, scale=scale, backend=backend
@@ -100,13 +100,13 @@ class Mixing(OperatorModule):
         heads: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        _inputs.check_choice("Mixing", "learn", learn, ("shared", "head"))
+        inputs.check_choice("Mixing", "learn", learn, ("shared", "head"))
         weight = None
         each: tuple[int, ...] = ()
         for name, count in (("tokens", tokens), ("keys", keys)):
             if count is not None:
-                _inputs.check_count("Mixing", name, count, least=1)
-        _inputs.check_generator("Mixing", generator, torch.get_default_device())
+                inputs.check_count("Mixing", name, count, least=1)
+        inputs.check_generator("Mixing", generator, torch.get_default_device())
         if learn == "head":
             each = (check_heads("Mixing", heads),)
         if tokens is None and (keys is not None or each):

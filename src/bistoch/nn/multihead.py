@@ -7,10 +7,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bistoch.functional import _inputs
-from bistoch.functional._inputs.tensors import check_dense, check_device
+from bistoch.functional import inputs
 from bistoch.functional._masks import read_bias
-from bistoch.functional.elastic.pose import working_dtype
+from bistoch.functional.inputs.tensors import check_dense, check_device
+from bistoch.functional.pose import working_dtype
 from bistoch.nn.build import build_operator
 from bistoch.nn.heads import (
     check_division,
@@ -67,9 +67,9 @@ class MultiheadAttention(nn.Module):
     ) -> None:
         super().__init__()
         check_division("MultiheadAttention", "embed_dim", embed_dim, "num_heads", num_heads)
-        _inputs.check_probability("MultiheadAttention", "dropout", dropout)
+        inputs.check_probability("MultiheadAttention", "dropout", dropout)
         for name, flag in (("bias", bias), ("batch_first", batch_first)):
-            _inputs.check_flag("MultiheadAttention", name, flag)
+            inputs.check_flag("MultiheadAttention", name, flag)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads
@@ -119,7 +119,7 @@ class MultiheadAttention(nn.Module):
             return self._attend_nested(query, key, value), None
         same_tokens = query is key
         q, k, v = self._project(query, key, value)
-        batch = _inputs.check_tokens("MultiheadAttention", q, k, v)
+        batch = inputs.check_tokens("MultiheadAttention", q, k, v)
         shape = (*batch, q.shape[-2], k.shape[-2])
         # a padded query is left out only where another row would feel it; else it is as in torch
         independent = getattr(self.operator, "rows_are_independent", False)

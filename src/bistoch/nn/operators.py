@@ -5,8 +5,8 @@ from typing import Any, Literal
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from bistoch.functional import OPERATORS, Operator, _inputs, check_options
-from bistoch.functional._inputs import Mask, Option
+from bistoch.functional import OPERATORS, Operator, check_options, inputs
+from bistoch.functional.inputs import Mask, Option
 from bistoch.nn.heads import check_heads, one_per_head
 from bistoch.nn.unit_interval import clamp_to_unit
 
@@ -161,11 +161,11 @@ class LamModule(OperatorModule):
         self, row: Operator, lam: Option | None, learn: str, heads: int | None, **options: Any
     ) -> None:
         owner = type(self).__name__
-        _inputs.check_choice(owner, "learn", learn, ("none", "head"))
+        inputs.check_choice(owner, "learn", learn, ("none", "head"))
         if learn == "head":
             heads = check_heads(owner, heads)
             start = 0.0 if lam is None else lam
-            _inputs.check_lam(owner, start, (heads,))
+            inputs.check_lam(owner, start, (heads,))
             lam = nn.Parameter(one_per_head(start, heads))
         elif lam is None:
             lam = 1.0

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bistoch.functional import _inputs
+from bistoch.functional import inputs
 
 # a channel whose values vary by less than this share of their size is constant, up to rounding
 CONSTANT = 1e-6
@@ -36,7 +36,7 @@ class OrthoTrans(nn.Module):
 
     def __init__(self, length: int) -> None:
         super().__init__()
-        _inputs.check_count("OrthoTrans", "length", length, least=1)
+        inputs.check_count("OrthoTrans", "length", length, least=1)
         self.basis = nn.Buffer(torch.eye(length))
         self.eigenvalues = nn.Buffer(torch.ones(length))
 
@@ -73,7 +73,7 @@ class OrthoTrans(nn.Module):
         return z @ self.basis.to(z.dtype)
 
     def _check(self, name: str, windows: Tensor) -> None:
-        _inputs.check_floating("OrthoTrans", name, windows, axes="(*b, length)", rank=1)
+        inputs.check_floating("OrthoTrans", name, windows, axes="(*b, length)", rank=1)
         if windows.shape[-1] != len(self.basis):
             raise ValueError(
                 f"OrthoTrans: {name} must have windows of {len(self.basis)} entries in its last "
@@ -122,9 +122,9 @@ def lag_correlation(
 
 
 def _training_rows(series: Tensor, length: int, train_rows: int) -> Float[Tensor, "rows channels"]:
-    _inputs.check_floating("OrthoTrans", "series", series, axes="(rows, channels)", rank=2)
-    _inputs.check_count("OrthoTrans", "length", length, least=1)
-    _inputs.check_count("OrthoTrans", "train_rows", train_rows, least=1)
+    inputs.check_floating("OrthoTrans", "series", series, axes="(rows, channels)", rank=2)
+    inputs.check_count("OrthoTrans", "length", length, least=1)
+    inputs.check_count("OrthoTrans", "train_rows", train_rows, least=1)
     if series.ndim != 2 or not length < train_rows <= len(series):
         raise ValueError(
             "OrthoTrans: series must be (rows, channels) with more training rows than a window is "

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bistoch.functional import OPERATORS, _inputs
-from bistoch.functional._inputs import Option
+from bistoch.functional import OPERATORS, inputs
+from bistoch.functional.inputs import Option
 from bistoch.functional.lowrank import RANK, fixed_pivots
 from bistoch.nn.operators import OperatorModule
 
@@ -50,16 +50,16 @@ class LowRank(OperatorModule):
         heads: int | None = None,
         size: int | None = None,
     ) -> None:
-        _inputs.check_count("LowRank", "rank", rank, least=1)
+        inputs.check_count("LowRank", "rank", rank, least=1)
         if heads is not None:
-            _inputs.check_count("LowRank", "heads", heads, least=1)
+            inputs.check_count("LowRank", "heads", heads, least=1)
         if size is None:
             raise ValueError(
                 "LowRank: size, the number of features of a query, must be given to make the "
                 "pivots; write for example LowRank(rank=8, heads=4, size=16)"
             )
-        _inputs.check_count("LowRank", "size", size, least=1)
-        _inputs.check_flag("LowRank", "learn_mass", learn_mass)
+        inputs.check_count("LowRank", "size", size, least=1)
+        inputs.check_flag("LowRank", "learn_mass", learn_mass)
         own = () if heads is None else (heads,)
         pivots = nn.Parameter(fixed_pivots(rank, size).expand(*own, rank, size).clone())
         super().__init__(

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import bistoch
-from bistoch.functional.causal import cpu, cpu_job, operator
+from bistoch.functional.causal import operator
 from bistoch.functional.causal.api import _fastest
+from bistoch.functional.causal.cpu import job as cpu_job
+from bistoch.functional.causal.cpu import launch as cpu
 from bistoch.functional.causal.pose import Rule, pose_stream
 from bistoch.lab.bench.memory import allocated_by, largest_allocation
 from bistoch.testing import assert_causal
@@ -181,10 +183,10 @@ def test_threads_change_nothing(batch):
 
 
 def test_threads_without_an_openmp_runtime(monkeypatch):
-    from bistoch.functional.elastic import cpu_runtime
+    from bistoch.functional.kernels import runtime
 
-    monkeypatch.setattr(cpu_runtime, "team_entry", lambda: (0, 0))
-    monkeypatch.setattr(cpu_runtime, "threads", lambda: 4)
+    monkeypatch.setattr(runtime, "team_entry", lambda: (0, 0))
+    monkeypatch.setattr(runtime, "threads", lambda: 4)
     compare(*tokens(37), block=5)
 
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import bistoch
-from bistoch.functional.causal import cpu, cpu_job
-from bistoch.functional.elastic import cpu_runtime
+from bistoch.functional.causal.cpu import job as cpu_job
+from bistoch.functional.causal.cpu import launch as cpu
+from bistoch.functional.kernels import runtime
 
 D, E = 5, 3
 
@@ -49,8 +50,8 @@ def taken(monkeypatch):
         names = ("tile", "tiles", "span", "block")
         jobs.append(Taken(*(fields[name] for name in names), members, heads))
 
-    original = cpu_runtime.run
-    monkeypatch.setattr(cpu_runtime, "run", run)
+    original = runtime.run
+    monkeypatch.setattr(runtime, "run", run)
     return jobs
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import bistoch
-from bistoch.functional.elastic import cpu
+from bistoch.functional.elastic.cpu import launch as cpu
 from bistoch.functional.elastic.operator import empty
-from bistoch.functional.elastic.pose import Options, pose
+from bistoch.functional.pose import Options, pose
 
 N, M, D = 37, 53, 8
 
@@ -165,7 +165,7 @@ import numba.core.caching as caching
 caching.CompileResultCacheImpl._locator_classes = []
 import numpy as np
 from numba import carray, types
-from bistoch.functional.elastic.cpu_runtime import body, run
+from bistoch.functional.kernels.runtime import body, run
 def double(pointer):
     carray(pointer, (1,))[0] *= 2
 number, kernel = np.array([1.5]), body(double, types.float64)
@@ -194,21 +194,21 @@ except bistoch.BackendUnavailableError as error:
 
 
 def test_threads_without_an_openmp_runtime(monkeypatch):
-    from bistoch.functional.elastic import cpu_runtime
+    from bistoch.functional.kernels import runtime
 
     q, k, v = tokens(batch=(5,))
     wanted = bistoch.elastic_attention(q, k, v, backend="cpu")
-    monkeypatch.setattr(cpu_runtime, "team_entry", lambda: (0, 0))
+    monkeypatch.setattr(runtime, "team_entry", lambda: (0, 0))
     assert torch.equal(bistoch.elastic_attention(q, k, v, backend="cpu"), wanted)
 
 
 def test_scipys_blas_serves_where_torchs_is_hidden(monkeypatch):
-    from bistoch.functional.elastic import cpu_runtime
+    from bistoch.functional.kernels import runtime
 
-    monkeypatch.setattr(cpu_runtime.ctypes, "CDLL", lambda name: object())
-    address = cpu_runtime.gemm_address.__wrapped__(torch.float64)
+    monkeypatch.setattr(runtime.ctypes, "CDLL", lambda name: object())
+    address = runtime.gemm_address.__wrapped__(torch.float64)
     monkeypatch.undo()
-    monkeypatch.setattr(cpu_runtime, "gemm_address", lambda dtype: address)
+    monkeypatch.setattr(runtime, "gemm_address", lambda dtype: address)
     compare(*tokens())
 
 
@@ -222,10 +222,10 @@ def test_tensors_elsewhere_are_refused():
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
 def test_more_threads_than_heads_and_no_team(batch, monkeypatch):
-    from bistoch.functional.elastic import cpu_runtime
+    from bistoch.functional.kernels import runtime
 
     q, k, v = torch.randn(3, batch, 23, 8, dtype=torch.float64).unbind()
     wanted = bistoch.elastic_attention(q, k, v, backend="reference")
-    monkeypatch.setattr(cpu_runtime, "team_entry", lambda: (0, 0))
-    monkeypatch.setattr(cpu_runtime, "threads", lambda: 4)
+    monkeypatch.setattr(runtime, "team_entry", lambda: (0, 0))
+    monkeypatch.setattr(runtime, "threads", lambda: 4)
     torch.testing.assert_close(bistoch.elastic_attention(q, k, v, backend="cpu"), wanted)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import bistoch
-from bistoch.functional.elastic import cpu, lanes
+from bistoch.functional.elastic.cpu import lanes
+from bistoch.functional.elastic.cpu import launch as cpu
 
 # more matrices than lanes, and not a multiple of them
 SHAPES = [(37, 4, 4), (35, 3, 5), (3, 11, 7), (2, 61, 64), (1, 1, 1), (33, 1, 6), (33, 6, 1)]

@@ -4,11 +4,12 @@ import pytest
 import torch
 
 import bistoch
-from bistoch.functional.elastic import cpu_solve, streaming
+from bistoch.functional.elastic import streaming
 from bistoch.functional.elastic.api import BACKENDS
+from bistoch.functional.elastic.cpu.solve import SHORTEST
 from bistoch.functional.elastic.pace import LONGEST, choose
-from bistoch.functional.elastic.pose import Options, pose
-from bistoch.functional.elastic.problem import dense_scores
+from bistoch.functional.pose import Options, pose
+from bistoch.functional.problem import dense_scores
 
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 every_fast_backend = pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "reference"])
@@ -84,7 +85,7 @@ def test_nothing_to_go_by_is_a_plain_step():
 
 
 def test_kernels_know_the_longest_step():
-    assert cpu_solve.SHORTEST * LONGEST == 1
+    assert SHORTEST * LONGEST == 1
 
 
 # scores, tolerance, and how many times fewer passes than plain steps at least

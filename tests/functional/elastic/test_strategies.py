@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bistoch
-from bistoch.functional.elastic import cpu
+from bistoch.functional.elastic.cpu import launch as cpu
 
 # several blocks of 64 rows for each of three threads, and rows that fill neither blocks nor vectors
 N, M, D, E = 433, 419, 5, 3

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from bistoch.analysis.capture.tap import Call
 from bistoch.functional import softmax_plan
-from bistoch.functional.elastic.pose import working_dtype
+from bistoch.functional.pose import working_dtype
 
 Found = tuple[Tensor, Tensor | None]
 # the sequences of a batch that are kept; None keeps them as they are

@@ -43,7 +43,7 @@ from bistoch.analysis.capture.record import (
     first_tensor,
 )
 from bistoch.analysis.capture.tap import Call, holders, listen
-from bistoch.functional import _inputs
+from bistoch.functional import inputs
 from bistoch.nn.attention import Attention
 from bistoch.nn.multihead import MultiheadAttention
 from bistoch.nn.operators import OperatorModule
@@ -93,9 +93,9 @@ def capture(
             f"capture: model must be a torch.nn.Module, but it is a {type(model).__name__}; "
             "wrap a function in a module, or capture the module that calls it"
         )
-    _inputs.check_count("capture", "budget", budget)
+    inputs.check_count("capture", "budget", budget)
     if problems is not None:
-        _inputs.check_count("capture", "problems", problems, least=1)
+        inputs.check_count("capture", "problems", problems, least=1)
     captured = Captured(budget, problems)
     watch = _Watch(model, captured, states)
     with ExitStack() as installed:
@@ -103,7 +103,7 @@ def capture(
             installed.callback(undo)
         yield captured
     if captured.missed:
-        _inputs.warn_caller(captured.sentence(), IncompleteCaptureWarning)
+        inputs.warn_caller(captured.sentence(), IncompleteCaptureWarning)
 
 
 class _Frame:

@@ -3,15 +3,15 @@
 import torch
 from torch import Tensor
 
-from bistoch.functional import _inputs
-from bistoch.functional.elastic.pose import working_dtype
+from bistoch.functional import inputs
+from bistoch.functional.pose import working_dtype
 
 
 def read_plan(
     metric: str, plan: Tensor, query_mask: Tensor | None, key_mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A plan that is zero at padding, and ones at the places of its real queries and keys."""
-    _inputs.check_floating(metric, "plan", plan, axes="(*b, n, m)", rank=2)
+    inputs.check_floating(metric, "plan", plan, axes="(*b, n, m)", rank=2)
     plan = plan.to(working_dtype(plan.dtype))
     batch, (n, m) = plan.shape[:-2], plan.shape[-2:]
     queries = read_mask(metric, "query_mask", query_mask, (*batch, n), plan)
@@ -27,7 +27,7 @@ def read_states(
     metric: str, states: Tensor, token_mask: Tensor | None, *, name: str = "states"
 ) -> tuple[Tensor, Tensor]:
     """States that are zero at padding, and ones at the places of the real tokens."""
-    _inputs.check_floating(metric, name, states, axes="(*b, n, d)", rank=2)
+    inputs.check_floating(metric, name, states, axes="(*b, n, d)", rank=2)
     states = states.to(working_dtype(states.dtype))
     tokens = read_mask(metric, "token_mask", token_mask, states.shape[:-1], states)
     if token_mask is not None:
@@ -41,7 +41,7 @@ def read_mask(
     """Ones where a token is real, zeros where it is padding, in the dtype of the metric."""
     if mask is None:
         return torch.ones(shape, dtype=like.dtype, device=like.device)
-    _inputs.check_padding(metric, name, mask, shape, like.device)
+    inputs.check_padding(metric, name, mask, shape, like.device)
     return mask.expand(shape).to(like.dtype)
 
 

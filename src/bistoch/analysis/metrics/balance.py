@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bistoch.analysis.metrics._real import divide, read_mask, read_plan
-from bistoch.functional import _inputs
-from bistoch.functional.elastic.pose import working_dtype
+from bistoch.functional import inputs
+from bistoch.functional.pose import working_dtype
 
 
 def row_entropy(
@@ -111,7 +111,7 @@ def load_of(
     >>> load_of(torch.tensor([3.0, 1.0, 2.0]))
     tensor([1.5000, 0.5000, 1.0000])
     """
-    _inputs.check_floating("load_of", "sums", sums, axes="(*b, m)", rank=1)
+    inputs.check_floating("load_of", "sums", sums, axes="(*b, m)", rank=1)
     return _load_of("load_of", sums, key_mask, column_mass)
 
 
@@ -207,7 +207,7 @@ def doubly_stochastic_error(
 
 
 def _read_load(metric: str, load: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    _inputs.check_floating(metric, "load", load, axes="(*b, m)", rank=1)
+    inputs.check_floating(metric, "load", load, axes="(*b, m)", rank=1)
     load = load.to(working_dtype(load.dtype))
     keys = read_mask(metric, "key_mask", key_mask, load.shape, load)
     return load.masked_fill(keys == 0, 0), keys
@@ -227,5 +227,5 @@ def _wanted(
     keys = read_mask(metric, "key_mask", key_mask, sums.shape, sums)
     if column_mass is None:
         return keys
-    _inputs.check_column_mass(metric, column_mass, sums.shape, sums.device)
+    inputs.check_column_mass(metric, column_mass, sums.shape, sums.device)
     return keys * column_mass

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bistoch.analysis.metrics._real import divide, read_plan
-from bistoch.functional import _inputs
+from bistoch.functional import inputs
 
 
 def birkhoff_distance(
@@ -33,7 +33,7 @@ def birkhoff_distance(
     Reference: Boyle, Dykstra, A method for finding projections onto the intersection of convex
     sets, 1986.
     """
-    _inputs.check_count("birkhoff_distance", "iters", iters, least=1)
+    inputs.check_count("birkhoff_distance", "iters", iters, least=1)
     plan, queries, keys = read_plan("birkhoff_distance", plan, query_mask, key_mask)
     if 0 in plan.shape[-2:]:
         return plan.sum((-2, -1))

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bistoch.analysis.metrics._real import divide, read_plan, read_states
-from bistoch.functional import _inputs
+from bistoch.functional import inputs
 
 
 def rank_one_residual(
@@ -36,7 +36,7 @@ def rank_one_residual(
 
     Reference: Dong, Cordonnier, Loukas, Attention Is Not All You Need, ICML 2021.
     """
-    _inputs.check_choice("rank_one_residual", "norm", norm, ("frobenius", "composite"))
+    inputs.check_choice("rank_one_residual", "norm", norm, ("frobenius", "composite"))
     states, tokens = read_states("rank_one_residual", states, token_mask)
     size = _frobenius if norm == "frobenius" else _composite
     return divide(size(_centre(states, tokens)), size(states))

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bistoch.analysis.metrics._real import divide, read_mask, read_plan
-from bistoch.functional import _inputs
-from bistoch.functional.elastic.pose import working_dtype
+from bistoch.functional import inputs
+from bistoch.functional.pose import working_dtype
 
 # from which mean attention on a key counts as a sink, as in the literature
 SINK = 0.3
@@ -40,7 +40,7 @@ def sink_score(
 
     Reference: Gu et al., When Attention Sink Emerges in Language Models, ICLR 2025.
     """
-    _inputs.check_flag("sink_score", "causal", causal)
+    inputs.check_flag("sink_score", "causal", causal)
     sums = read_plan("sink_score", plan, query_mask, key_mask)[0].sum(-2)
     return divide(sums, _viewers(plan.shape[-2], sums, causal, query_mask))
 
@@ -64,10 +64,10 @@ def sink_rate(
     >>> sink_rate(torch.tensor([[0.8, 0.1, 0.1], [0.25, 0.3, 0.45], [0.25, 0.25, 0.25]]))
     tensor(0.6667)
     """
-    _inputs.check_floating("sink_rate", "score", score, axes="(*b, m)", rank=1)
-    _inputs.check_finite("sink_rate", "threshold", threshold, example=SINK)
+    inputs.check_floating("sink_rate", "score", score, axes="(*b, m)", rank=1)
+    inputs.check_finite("sink_rate", "threshold", threshold, example=SINK)
     if position is not None:
-        _inputs.check_count("sink_rate", "position", position, least=-score.shape[-1])
+        inputs.check_count("sink_rate", "position", position, least=-score.shape[-1])
         if position >= score.shape[-1]:
             raise ValueError(
                 f"sink_rate: position must be that of one of the {score.shape[-1]} keys, but it is "
@@ -127,7 +127,7 @@ def value_drain(
 
     Reference: Gu et al., When Attention Sink Emerges in Language Models, ICLR 2025.
     """
-    _inputs.check_floating("value_drain", "score", score, axes="(*b, m)", rank=1)
+    inputs.check_floating("value_drain", "score", score, axes="(*b, m)", rank=1)
     norms, keys = _norms("value_drain", value, key_mask)
     if score.shape != norms.shape:
         raise ValueError(
@@ -195,8 +195,8 @@ def off_rate(
     >>> off_rate(torch.tensor([0.01, 1.2, 0.8, 0.02]))
     tensor(0.5000)
     """
-    _inputs.check_floating("off_rate", "ratio", ratio, axes="(*b, n)", rank=1)
-    _inputs.check_finite("off_rate", "threshold", threshold, example=0.05)
+    inputs.check_floating("off_rate", "ratio", ratio, axes="(*b, n)", rank=1)
+    inputs.check_finite("off_rate", "threshold", threshold, example=0.05)
     queries = read_mask("off_rate", "query_mask", query_mask, ratio.shape, ratio)
     return divide(((ratio < threshold) * queries).sum(-1), queries.sum(-1))
 
@@ -216,7 +216,7 @@ def _viewers(n: int, sums: Tensor, causal: bool, query_mask: Tensor | None) -> T
 
 
 def _norms(metric: str, value: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    _inputs.check_floating(metric, "value", value, axes="(*b, m, e)", rank=2)
+    inputs.check_floating(metric, "value", value, axes="(*b, m, e)", rank=2)
     norms = torch.linalg.vector_norm(value.to(working_dtype(value.dtype)), dim=-1)
     keys = read_mask(metric, "key_mask", key_mask, norms.shape, norms)
     return norms.masked_fill(keys == 0, 0), keys

@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bistoch.functional import _inputs
-from bistoch.functional._inputs import Mask, Option
-from bistoch.functional._inputs.tensors import check_broadcast, check_device
-from bistoch.functional.elastic.pose import Options, pose
-from bistoch.functional.elastic.problem import full_precision, row_softmax
+from bistoch.functional import inputs
 from bistoch.functional.elastic.tiles import parts
+from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.inputs.tensors import check_broadcast, check_device
+from bistoch.functional.pose import Options, pose
+from bistoch.functional.problem import full_precision, row_softmax
 
 
 class StreamedPlan(NamedTuple):
@@ -57,14 +57,14 @@ def stream_plan(
     >>> bool(torch.allclose(found.sums, torch.ones(8, 5), atol=1e-3))
     True
     """
-    batch = _inputs.check_tokens("stream_plan", query, key)
+    batch = inputs.check_tokens("stream_plan", query, key)
     options = Options(0.0, eps, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
     problem = pose("stream_plan", batch, query, key, options)
     (size, n, _), m = problem.query.shape, problem.key.shape[1]
     if column is None:
         column = problem.log_mass.new_zeros(size, m)
     else:
-        _inputs.check_floating("stream_plan", "column", column, axes="(*b, m)", rank=1)
+        inputs.check_floating("stream_plan", "column", column, axes="(*b, m)", rank=1)
         check_broadcast("stream_plan", "column", column, (*batch, m), "(*b, m) =")
         check_device("stream_plan", "column", column, query.device)
         # minus infinity marks a key that nobody may see, which the scores say too

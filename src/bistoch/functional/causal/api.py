@@ -4,15 +4,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bistoch.functional import _inputs
-from bistoch.functional._backend import HAS_NUMBA, assume_constant_result, choose_backend
-from bistoch.functional._inputs import Mask, Option
+from bistoch.functional import inputs
 from bistoch.functional._nonfinite import show
+from bistoch.functional.backends import HAS_NUMBA, assume_constant_result, choose_backend
 from bistoch.functional.causal import operator as kernels
 from bistoch.functional.causal import reference, streaming
 from bistoch.functional.causal.pose import Rule, clean_stream, pose_stream, sort_real, unsort
 from bistoch.functional.causal.problem import Stream, cut, open_account
-from bistoch.functional.elastic.problem import full_precision
+from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.problem import full_precision
 
 RUN = {"reference": reference.run, "streaming": streaming.run}
 BACKENDS = (*RUN, "cpu")
@@ -101,7 +101,7 @@ def causal_elastic_plan(
     [10.6, 9.2, 7.3]
     """
     operator = "causal_elastic_plan"
-    _inputs.check_tokens(operator, query, key)
+    inputs.check_tokens(operator, query, key)
     unit = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device)
     rule = Rule(lam, eps, block, prior, scale)
     return _attend(operator, query, key, unit, rule, mask, query_mask, key_mask, backend)
@@ -118,8 +118,8 @@ def _attend(
     key_mask: Tensor | None,
     backend: str,
 ) -> Tensor:
-    batch = _inputs.check_tokens(operator, query, key, value)
-    _inputs.check_square(operator, query, key, "query t and key t belong to the same moment")
+    batch = inputs.check_tokens(operator, query, key, value)
+    inputs.check_square(operator, query, key, "query t and key t belong to the same moment")
     with full_precision(query.device):
         stream = pose_stream(operator, batch, query, key, value, rule, mask, query_mask, key_mask)
         chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(stream))

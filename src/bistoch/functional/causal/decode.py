@@ -7,14 +7,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bistoch.functional import _inputs
-from bistoch.functional._backend import BackendUnavailableError, choose_backend
-from bistoch.functional._inputs import Mask, Option
+from bistoch.functional import inputs
 from bistoch.functional._nonfinite import show
+from bistoch.functional.backends import BackendUnavailableError, choose_backend
 from bistoch.functional.causal.api import BACKENDS, RUN
 from bistoch.functional.causal.pose import Rule, clean_stream, pose_stream
 from bistoch.functional.causal.problem import Account, Piece, Stream, open_account
-from bistoch.functional.elastic.problem import full_precision
+from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.problem import full_precision
 
 
 class CausalState(NamedTuple):
@@ -51,7 +51,7 @@ class CausalState(NamedTuple):
         >>> state.index_select(0, torch.tensor([1, 1, 0])).bias.shape
         torch.Size([3, 8, 5])
         """
-        _inputs.check_leading_axis("CausalState.index_select", axis, self.position.ndim)
+        inputs.check_leading_axis("CausalState.index_select", axis, self.position.ndim)
         return CausalState(*(tensor.index_select(axis, index) for tensor in self))
 
 
@@ -99,12 +99,12 @@ def causal_elastic_step(
     True
     """
     operator = "causal_elastic_step"
-    batch = _inputs.check_tokens(operator, query, key, value)
+    batch = inputs.check_tokens(operator, query, key, value)
     if state is not None:
-        _inputs.check_state(operator, state, batch)
+        inputs.check_state(operator, state, batch)
     length = 0 if state is None else state.length
     stop = length + query.shape[-2]
-    _inputs.check_cache(operator, key.shape[-2], length, query.shape[-2])
+    inputs.check_cache(operator, key.shape[-2], length, query.shape[-2])
     chosen = choose_backend(operator, backend, BACKENDS, auto="streaming")
     if chosen not in RUN:
         # a few rows at a time leave nothing to gain for kernels

@@ -5,8 +5,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bistoch.functional.causal import cpu
-from bistoch.functional.causal.cpu import Inputs, Kept
+from bistoch.functional.causal.cpu import launch as cpu
+from bistoch.functional.causal.cpu.launch import Inputs, Kept
 from bistoch.functional.causal.problem import Stream
 from bistoch.functional.elastic.operator import is_plain, refuse_tangents
 

@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bistoch.functional import _inputs
-from bistoch.functional._inputs import Mask, Option
+from bistoch.functional import inputs
 from bistoch.functional._nonfinite import Pairs, clean
 from bistoch.functional.causal.problem import Stream
-from bistoch.functional.elastic.pose import Options, flatten, pose
+from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.pose import Options, flatten, pose
 
 
 class Rule(NamedTuple):
@@ -35,12 +35,12 @@ def pose_stream(
     key_mask: Bool[Tensor, "..."] | None,
 ) -> Stream:
     """Check every option and flatten the leading axes; the queries are the last of the tokens."""
-    _inputs.check_count(operator, "block", rule.block, least=1)
-    _inputs.check_prior(operator, rule.prior)
+    inputs.check_count(operator, "block", rule.block, least=1)
+    inputs.check_prior(operator, rule.prior)
     if key_mask is not None and query_mask is None and query.shape[-2] == key.shape[-2]:
         # query t and key t are one token
         shape = (*batch, key.shape[-2])
-        _inputs.check_padding(operator, "key_mask", key_mask, shape, query.device)
+        inputs.check_padding(operator, "key_mask", key_mask, shape, query.device)
         query_mask = key_mask
     options = Options(
         rule.lam, rule.eps, 1.0, 1, None, mask, query_mask, key_mask, None, rule.scale

@@ -20,7 +20,7 @@ from bistoch.functional.causal.problem import (
     join,
     scores_of,
 )
-from bistoch.functional.elastic.problem import row_softmax
+from bistoch.functional.problem import row_softmax
 
 
 def run(

@@ -23,7 +23,7 @@ from bistoch.functional.causal.problem import (
     join,
     scores_of,
 )
-from bistoch.functional.elastic.problem import row_softmax
+from bistoch.functional.problem import row_softmax
 
 # accounts that are kept for the backward, at most; what lies between them is computed again
 KEPT = 32

@@ -6,15 +6,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bistoch.functional import _inputs
-from bistoch.functional._backend import HAS_NUMBA, choose_backend
-from bistoch.functional._inputs import Mask, Option
+from bistoch.functional import inputs
 from bistoch.functional._masks import read_bias
 from bistoch.functional._nonfinite import show
-from bistoch.functional.elastic import cpu, lanes, reference, streaming
+from bistoch.functional.backends import HAS_NUMBA, choose_backend
+from bistoch.functional.elastic import reference, streaming
 from bistoch.functional.elastic.broken import cleaned, shown
-from bistoch.functional.elastic.pose import Options, flatten, moves_columns, pose, working_dtype
-from bistoch.functional.elastic.problem import (
+from bistoch.functional.elastic.cpu import lanes
+from bistoch.functional.elastic.cpu import launch as cpu
+from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.pose import Options, flatten, moves_columns, pose, working_dtype
+from bistoch.functional.problem import (
     Problem,
     Solution,
     dense_scores,
@@ -173,7 +175,7 @@ def elastic_potentials(
     """
     operator = "elastic_potentials"
     options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
-    batch = _inputs.check_tokens(operator, query, key)
+    batch = inputs.check_tokens(operator, query, key)
     problem = pose(operator, batch, query, key, options)
     found = solve(operator, problem, no_values(problem), backend)
     row = found.row.reshape(*batch, query.shape[-2])
@@ -283,11 +285,11 @@ def balance(
 
 def balance_scores(operator: str, scores: Tensor, options: Options, backend: str) -> Tensor:
     """The plan of scores that exist already, for a function that calls itself `operator`."""
-    _inputs.check_floating(operator, "scores", scores, axes="(*b, n, m)", rank=2)
+    inputs.check_floating(operator, "scores", scores, axes="(*b, n, m)", rank=2)
     batch, eps, mask = scores.shape[:-2], options.eps, options.mask
-    _inputs.check_eps(operator, eps, batch, scores.device)
+    inputs.check_eps(operator, eps, batch, scores.device)
     if mask is not None:
-        _inputs.check_mask(operator, mask, scores.shape, scores.device)
+        inputs.check_mask(operator, mask, scores.shape, scores.device)
     work = scores.to(working_dtype(scores.dtype))
     if isinstance(eps, Tensor) or eps != 1:
         work = work / (eps.to(work.dtype)[..., None, None] if isinstance(eps, Tensor) else eps)
@@ -302,7 +304,7 @@ def balance_scores(operator: str, scores: Tensor, options: Options, backend: str
     problem = pose(operator, batch, query, key, written, bias="scores")
     if moves_columns(options):
         n, m = scores.shape[-2:]
-        _inputs.warn_half_padding(operator, n, m, mask, options.query_mask, options.key_mask)
+        inputs.warn_half_padding(operator, n, m, mask, options.query_mask, options.key_mask)
     chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem))
     if chosen == "cpu" and lanes.fits(problem):
         plan, error = lanes.solve(problem)
@@ -325,7 +327,7 @@ def attend(
     operator: str, query: Tensor, key: Tensor, value: Tensor, options: Options, backend: str
 ) -> Tensor:
     """Check, pose, solve: the result of a member of the family that calls itself `operator`."""
-    batch = _inputs.check_tokens(operator, query, key, value)
+    batch = inputs.check_tokens(operator, query, key, value)
     problem = pose(operator, batch, query, key, options)
     output = solve(operator, problem, flatten(value, batch), backend).output
     return output.reshape(*batch, *output.shape[1:]).to(query.dtype)
@@ -333,7 +335,7 @@ def attend(
 
 def make_plan(operator: str, query: Tensor, key: Tensor, options: Options, backend: str) -> Tensor:
     """The plan of a member of the family that calls itself `operator`."""
-    batch = _inputs.check_tokens(operator, query, key)
+    batch = inputs.check_tokens(operator, query, key)
     problem = pose(operator, batch, query, key, options)
     return _dense(operator, problem, batch, backend).to(query.dtype)
 
@@ -367,7 +369,7 @@ def _warn_if_far(operator: str, problem: Problem, error: Tensor) -> None:
         return
     worst = error.max().item()
     if worst > problem.tol:
-        _inputs.warn_caller(
+        inputs.warn_caller(
             f"{operator}: the column error is {worst:.3g} after iters={problem.iters}, above "
             f"tol={problem.tol:g}; raise iters, raise eps, or lower lam",
             ConvergenceWarning,

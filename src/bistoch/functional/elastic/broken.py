@@ -9,7 +9,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from bistoch.functional._nonfinite import Reach, clean_problem, show
-from bistoch.functional.elastic.problem import Problem, Solution
+from bistoch.functional.problem import Problem, Solution
 
 
 def cleaned(

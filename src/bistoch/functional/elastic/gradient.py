@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from bistoch.functional.elastic.operator import Gradients, History, Upstream
-from bistoch.functional.elastic.problem import Problem, Solution, row_softmax
 from bistoch.functional.elastic.tiles import Part, parts
+from bistoch.functional.problem import Problem, Solution, row_softmax
 
 
 def backward(

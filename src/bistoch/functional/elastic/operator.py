@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
-from bistoch.functional.elastic.problem import Problem, Solution, full_precision
+from bistoch.functional.problem import Problem, Solution, full_precision
 
 
 class History(NamedTuple):

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bistoch.functional.elastic.pace import choose
-from bistoch.functional.elastic.problem import (
+from bistoch.functional.problem import (
     Problem,
     Solution,
     dense_scores,

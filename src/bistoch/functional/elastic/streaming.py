@@ -13,14 +13,14 @@ from torch import Tensor
 from bistoch.functional.elastic.gradient import backward
 from bistoch.functional.elastic.operator import History, empty, register
 from bistoch.functional.elastic.pace import choose
-from bistoch.functional.elastic.problem import (
+from bistoch.functional.elastic.tiles import Part, parts
+from bistoch.functional.problem import (
     Problem,
     Solution,
     first_omega,
     row_softmax,
     spread,
 )
-from bistoch.functional.elastic.tiles import Part, parts
 
 
 def forward(problem: Problem, value: Tensor, solution: Solution, history: History | None) -> None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from bistoch.functional.elastic.problem import Problem, forbid, part_of
+from bistoch.functional.problem import Problem, forbid, part_of
 
 # entries of one score tile: 2 MiB in float32, small enough for a second-level cache
 TILE_ELEMENTS = 1 << 19

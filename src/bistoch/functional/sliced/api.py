@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bistoch.functional import _inputs
-from bistoch.functional._inputs import Mask, Option
+from bistoch.functional import inputs
 from bistoch.functional._nonfinite import Pairs, clean, show
-from bistoch.functional.elastic.pose import flatten, per_problem
-from bistoch.functional.elastic.problem import full_precision
+from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.pose import flatten, per_problem
+from bistoch.functional.problem import full_precision
 from bistoch.functional.sliced.reference import Problem, average_plan
 from bistoch.functional.sliced.streaming import attend, quantile_pieces
 
@@ -47,7 +47,7 @@ def sliced_attention(
     transport plans, ICML 2025.
     """
     operator = "sliced_attention"
-    batch = _inputs.check_tokens(operator, query, key, value)
+    batch = inputs.check_tokens(operator, query, key, value)
     n, m = query.shape[-2], key.shape[-2]
     with full_precision(query.device):
         problem, values, broken = _pose(
@@ -98,7 +98,7 @@ def sliced_plan(
             [0., 0., 1.]])
     """
     operator = "sliced_plan"
-    batch = _inputs.check_tokens(operator, query, key)
+    batch = inputs.check_tokens(operator, query, key)
     with full_precision(query.device):
         problem, _, broken = _pose(
             operator, batch, query, key, None, eps, tau, directions, mask, query_mask, key_mask
@@ -111,23 +111,23 @@ def _pose(
     operator, batch, query, key, value, eps, tau, directions, mask, query_mask, key_mask
 ) -> tuple[Problem, Any, Any]:
     """The problem, the values to move, and the rows that are to be NaN."""
-    _inputs.refuse_pairs(operator, mask, "a sort knows an order of tokens and no pairs")
-    _inputs.check_blur(operator, eps, batch, query.device)
-    _inputs.check_tau(operator, tau, batch, query.device)
+    inputs.refuse_pairs(operator, mask, "a sort knows an order of tokens and no pairs")
+    inputs.check_blur(operator, eps, batch, query.device)
+    inputs.check_tau(operator, tau, batch, query.device)
     reals = []
     for name, given, tokens in (("query_mask", query_mask, query), ("key_mask", key_mask, key)):
         shape = (*batch, tokens.shape[-2])
         if given is None:
             given = torch.ones((), dtype=torch.bool, device=query.device)
         else:
-            _inputs.check_padding(operator, name, given, shape, query.device)
+            inputs.check_padding(operator, name, given, shape, query.device)
         reals.append(given.expand(shape).reshape(math.prod(batch), tokens.shape[-2]))
     n, m = query.shape[-2], key.shape[-2]
-    _inputs.warn_half_padding(operator, n, m, None, query_mask, key_mask)
+    inputs.warn_half_padding(operator, n, m, None, query_mask, key_mask)
     query, key = flatten(query, batch), flatten(key, batch)
     lines = None
     if directions is not None:
-        _inputs.check_vectors(operator, "directions", directions, query, batch)
+        inputs.check_vectors(operator, "directions", directions, query, batch)
         lines = flatten(directions.to(query.dtype), batch)
     options = [per_problem(option, batch, query) for option in (tau, eps)]
     query, key, value, _, broken = clean(

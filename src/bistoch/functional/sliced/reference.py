@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from bistoch.functional.elastic.problem import forbid, row_softmax
+from bistoch.functional.problem import forbid, row_softmax
 
 
 class Problem(NamedTuple):

@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bistoch.functional.elastic.operator import refuse_tangents
-from bistoch.functional.elastic.problem import forbid, full_precision, row_softmax
 from bistoch.functional.elastic.tiles import TILE_ELEMENTS
+from bistoch.functional.problem import forbid, full_precision, row_softmax
 from bistoch.functional.sliced.reference import Problem
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bistoch.functional import OPERATORS, Operator, _inputs, parse_operator
+from bistoch.functional import OPERATORS, Operator, inputs, parse_operator
 from bistoch.integrations.huggingface.interface import (
     NAME,
     check_scale,
@@ -178,7 +178,7 @@ def _make(
             raise TypeError(
                 f"convert: lam must be a number, or one for each of {size} heads, but it is {lam!r}"
             )
-        _inputs.check_lam("convert", start, (size,))
+        inputs.check_lam("convert", start, (size,))
         if asked is not None:
             # heads are kept in order, and each keeps the number that was said beside it
             start = start.expand(size)[torch.tensor(asked).argsort()]

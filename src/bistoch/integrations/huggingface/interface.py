@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
 
 from bistoch.functional import OPERATORS
-from bistoch.functional.elastic.pose import working_dtype
+from bistoch.functional.pose import working_dtype
 from bistoch.integrations.huggingface.caches import recall, remember
 from bistoch.integrations.huggingface.layers import hides_the_future, is_cross_attention
 from bistoch.integrations.huggingface.masks import looks_causal, read_masks

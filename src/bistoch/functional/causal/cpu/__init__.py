@@ -1,0 +1,1 @@
+"""Kernels of causal balance on CPUs; `launch` is what other files call."""

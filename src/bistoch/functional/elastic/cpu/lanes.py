@@ -1,0 +1,223 @@
+"""Plans of many small matrices at once: vector lanes on CPUs, forward and exact backward.
+
+For matrices that fit the caches by the dozen, what costs is not arithmetic but everything around
+it. So the plan and its gradient are one kernel each, and nothing is kept between them but scores.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bistoch.functional.backends import assume_constant_result
+from bistoch.functional.elastic import gradient, streaming
+from bistoch.functional.elastic.broken import cleaned, shown
+from bistoch.functional.elastic.cpu import launch
+from bistoch.functional.elastic.operator import Gradients, Upstream, refuse_tangents
+from bistoch.functional.kernels import kernel_module
+from bistoch.functional.problem import Problem, forbid
+
+# pairs of one matrix up to which a group of them, with what their gradient needs, stay in the cache
+LARGEST = 64 * 64
+
+
+def fits(problem: Problem) -> bool:
+    """Whether the matrices are small enough, and so few iterations that the workspace holds all."""
+    (_, n, _), m = problem.query.shape, problem.key.shape[1]
+    if n * m > LARGEST:
+        return False
+    return _workspace(n, m, problem.iters, problem.query.element_size()) <= launch.WORKSPACE_BYTES
+
+
+# a number of the machine and the sizes: nothing for a compiler to trace
+@assume_constant_result
+def _workspace(n: int, m: int, iters: int, element_size: int) -> int:
+    elements = kernel_module("elastic.cpu.lanes_job").group_elements(n, m, iters, True)
+    return kernel_module("kernels.runtime").threads() * elements * element_size
+
+
+def solve(problem: Problem) -> tuple[Tensor, Tensor]:
+    """The plans of a batch of score matrices, which is their problem's mask, and their errors."""
+    if problem.mask is None or problem.mask_index is None:
+        raise ValueError("lanes: expected scores that exist already, as the mask of the problem")
+    scores = forbid(problem.mask, None, problem.query_mask, problem.key_mask)
+    inputs = (scores, problem.lam, problem.omega, problem.log_mass)
+    tensors = (tensor for tensor in inputs if tensor is not None)
+    refuse_tangents("balance_lanes", tensors, 'choose backend="reference"')
+    return balance_lanes(*inputs, problem.iters, problem.tol)
+
+
+class Options(NamedTuple):
+    """What belongs to the scores of a batch, one entry for each matrix."""
+
+    lam: Tensor
+    omega: Tensor | None
+    log_mass: Tensor
+    iters: int
+    tol: float | None
+
+
+@torch.library.custom_op("bistoch::balance_lanes", mutates_args=())
+def balance_lanes(
+    scores: Tensor,
+    lam: Tensor,
+    omega: Tensor | None,
+    log_mass: Tensor,
+    iters: int,
+    tol: float | None,
+) -> tuple[Tensor, Tensor]:
+    """The plan of every matrix, minus infinity being a forbidden pair, and its column error."""
+    options = Options(lam, omega, log_mass, iters, tol)
+    plan, error = _dense_like(scores), _dense_like(lam)
+    unsafe = _run(scores, options, {"plan": plan, "error": error}, backward=False)
+    if unsafe.numel():
+        problem, value = _in_logs(scores, options, unsafe)
+        clean, _, broken = cleaned(problem, None, options_too=True)
+        found = shown(streaming.replay(clean, value)[0], broken, problem)
+        plan[unsafe], error[unsafe] = found.output, found.error
+    return plan, error
+
+
+@balance_lanes.register_fake
+def _(scores, lam, *_):
+    return _dense_like(scores), _dense_like(lam)
+
+
+@torch.library.custom_op("bistoch::balance_lanes_backward", mutates_args=())
+def balance_lanes_backward(
+    plan_grad: Tensor,
+    scores: Tensor,
+    lam: Tensor,
+    omega: Tensor | None,
+    log_mass: Tensor,
+    iters: int,
+    tol: float | None,
+    options_too: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of the scores and, if asked for, of the options."""
+    options = Options(lam, omega, log_mass, iters, tol)
+    scores_grad = _dense_like(scores)
+    grads = {"lam": lam, "omega": lam, "log_mass": log_mass}
+    grads = {f"{name}_grad": _dense_like(option).zero_() for name, option in grads.items()}
+    tensors = {"plan_grad": plan_grad.contiguous(), "scores_grad": scores_grad}
+    unsafe = _run(scores, options, tensors | (grads if options_too else {}), backward=True)
+    if unsafe.numel():
+        _differentiate_in_logs(scores, options, unsafe, plan_grad, scores_grad, grads)
+    return scores_grad, grads["lam_grad"], grads["omega_grad"], grads["log_mass_grad"]
+
+
+@balance_lanes_backward.register_fake
+def _(plan_grad, scores, lam, omega, log_mass, *_):
+    return tuple(_dense_like(tensor) for tensor in (scores, lam, lam, log_mass))
+
+
+def _dense_like(tensor: Tensor) -> Tensor:
+    """Room that kernels can fill by its address, whatever the layout of what it is like."""
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs[:4])
+    ctx.steps = inputs[4:]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx, plan_grad, _):
+    options_too = any(ctx.needs_input_grad[1:4])
+    scores, lam, omega, log_mass = balance_lanes_backward(
+        plan_grad, *ctx.saved_tensors, *ctx.steps, options_too
+    )
+    # steps that were chosen have no gradient
+    return scores, lam, omega if ctx.needs_input_grad[2] else None, log_mass, None, None
+
+
+balance_lanes.register_autograd(_differentiate, setup_context=_setup_context)
+
+
+def _run(scores: Tensor, options: Options, tensors: dict[str, Tensor], *, backward: bool) -> Tensor:
+    """Describe the work as a job of numbers and addresses, and let the kernels do it.
+
+    Returns which matrices are out of the range of the kernels.
+    """
+    runtime, layout = kernel_module("kernels.runtime"), kernel_module("elastic.cpu.lanes_job")
+    kernels = kernel_module("elastic.cpu.kernels")
+    batch, n, m = scores.shape
+    workers = max(1, min(runtime.threads(), -(-batch // layout.LANES)))
+    elements = layout.group_elements(n, m, options.iters, backward)
+    unsafe = torch.zeros(batch, dtype=torch.int64)
+    named = tensors | {
+        "scores": scores, "lam": options.lam, "unsafe": unsafe,
+        "log_mass": options.log_mass, "workspace": scores.new_empty(workers * elements),
+    }  # fmt: skip
+    if options.omega is not None:
+        named["omega"] = options.omega
+    # kept by name until the kernels are done: contiguous copies must outlive their addresses
+    arrays = {field: tensor.contiguous() for field, tensor in named.items()}
+    reals = np.array(
+        [-1.0 if options.tol is None else options.tol, 8 * torch.finfo(scores.dtype).eps]
+    )
+    counters = np.zeros(2, np.int64)
+    job = dict.fromkeys(layout.FIELDS, 0)
+    job |= {f"{field}_at": tensor.data_ptr() for field, tensor in arrays.items()}
+    job |= {
+        "next_group": counters.ctypes.data, "next_worker": counters.ctypes.data + 8,
+        "batch": batch, "n": n, "m": m, "iters": options.iters, "backward": int(backward),
+        "reals_at": reals.ctypes.data, "workspace_stride": elements,
+    }  # fmt: skip
+    if batch * n * m:
+        numbers = np.array([job[field] for field in layout.FIELDS], np.int64)
+        runtime.run(kernels.plans(backward, scores.dtype), numbers.ctypes.data, workers)
+    return unsafe.nonzero().flatten()
+
+
+def _in_logs(scores: Tensor, options: Options, some: Tensor) -> tuple[Problem, Tensor]:
+    """Some of the matrices as a problem for tiles; with values of one, its output is the plan."""
+    scores = scores[some]
+    batch, n, m = scores.shape
+    problem = Problem(
+        query=scores.new_empty(batch, n, 0),
+        key=scores.new_empty(batch, m, 0),
+        mask=scores,
+        mask_index=torch.arange(batch),
+        query_mask=None,
+        key_mask=None,
+        sharpness=scores.new_ones(batch),
+        lam=options.lam[some],
+        omega=None if options.omega is None else options.omega[some],
+        log_mass=options.log_mass[some],
+        iters=options.iters,
+        tol=options.tol,
+    )
+    return problem, torch.eye(m, dtype=scores.dtype).expand(batch, m, m)
+
+
+def _differentiate_in_logs(
+    scores: Tensor,
+    options: Options,
+    some: Tensor,
+    plan_grad: Tensor,
+    scores_grad: Tensor,
+    grads: dict[str, Tensor],
+) -> None:
+    problem, value = _in_logs(scores, options, some)
+    problem, _, broken = cleaned(problem, None, options_too=True)
+    arriving = plan_grad[some]
+    if broken is not None:
+        arriving = arriving.masked_fill(broken[..., None], torch.nan)
+    found, history = streaming.replay(problem, value)
+    own = Gradients(
+        query=torch.zeros_like(problem.query),
+        key=torch.zeros_like(problem.key),
+        value=torch.zeros(value.shape, dtype=value.dtype),
+        sharpness=torch.zeros_like(problem.sharpness),
+        lam=torch.zeros_like(problem.lam),
+        omega=torch.zeros_like(problem.lam),
+        log_mass=torch.zeros_like(problem.log_mass),
+        mask=torch.zeros_like(arriving),
+    )
+    upstream = Upstream(arriving, torch.zeros_like(found.row), torch.zeros_like(found.column))
+    gradient.backward(problem, value, found, history, upstream, own)
+    scores_grad[some] = own.mask
+    for grad, found_grad in zip(grads.values(), (own.lam, own.omega, own.log_mass), strict=True):
+        grad[some] = found_grad

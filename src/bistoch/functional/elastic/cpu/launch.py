@@ -1,0 +1,324 @@
+"""The elastic operator on CPUs: Numba kernels in a bounded workspace, forward and exact backward.
+
+Every problem runs in the kernels, both ways, whatever its size. What `streaming` does here is part
+of this backend and documented as such (docs/cpu.md): the gradient of a head whose factors leave the
+range of floats, which only logarithms can hold, and results without a single pair of tokens.
+
+Numba is imported, and its kernels are compiled or read from its cache, at the first call.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bistoch.functional._nonfinite import largest_score
+from bistoch.functional.backends import BackendUnavailableError
+from bistoch.functional.elastic import gradient, streaming
+from bistoch.functional.elastic.broken import cleaned, shown
+from bistoch.functional.elastic.operator import Gradients, History, Upstream, empty, register
+from bistoch.functional.kernels import kernel_module
+from bistoch.functional.problem import Problem, Solution, part_of
+
+# bytes of working memory for all threads together; a head that needs more is computed without
+# storing its matrices, in blocks of rows that are made again in every pass
+WORKSPACE_BYTES = 256 << 20
+# bytes of a kernel matrix up to which every thread works on a head of its own; beyond, the heads of
+# two threads would push each other out of the cache, and all threads share one head
+OWN_HEAD_BYTES = 2 << 20
+# bytes of a block of rows between its product, its exponentials and its first use
+BLOCK_BYTES = 512 << 10
+
+
+def _forward(problem: Problem, value: Tensor, solution: Solution, history: History | None) -> None:
+    device = problem.query.device
+    if device.type != "cpu":
+        raise BackendUnavailableError(
+            f'the backend "cpu" works on CPU tensors, but these are on {device}; move them with '
+            '.cpu(), or choose backend="streaming"'
+        )
+    if _is_empty(problem):
+        # nothing to compute, only zeros and minus infinities to put into their places
+        streaming.forward(problem, value, solution, history)
+        return
+    marks = _run(problem, value, solution, history)
+    if marks.any():
+        _solve_cleaned(torch.from_numpy(np.flatnonzero(marks)), problem, value, solution, history)
+
+
+def _backward(
+    problem: Problem,
+    value: Tensor,
+    solution: Solution,
+    history: History,
+    upstream: Upstream,
+    grads: Gradients,
+) -> None:
+    if _is_empty(problem):
+        # no pair of tokens, so nothing depends on anything
+        for field in grads:
+            field.zero_()
+        return
+    out_of_range = kernel_module("kernels.nonfinite").OUT_OF_RANGE
+    marks = _run(problem, value, solution, history, upstream, grads)
+    for index in np.flatnonzero(marks == out_of_range):
+        _differentiate_in_logs(int(index), problem, value, solution, upstream, grads)
+    others = np.flatnonzero(marks > out_of_range)
+    if len(others):
+        some = torch.from_numpy(others)
+        _differentiate_cleaned(some, problem, value, solution, history, upstream, grads)
+
+
+def _solve_cleaned(
+    some: Tensor, problem: Problem, value: Tensor, solution: Solution, history: History | None
+) -> None:
+    """Heads in which the kernels saw numbers that are not finite, or tokens that are very large.
+
+    They are solved with zeros in the place of what is not finite, and what depends on it is NaN.
+    """
+    part, values, broken = cleaned(part_of(problem, some), value[some], options_too=True)
+    found, kept = empty(part.query, part.key, values, part.iters, history is not None)
+    _run(part, values, found, None if history is None else kept, look=False)
+    for field, own in zip(solution, shown(found, broken, part), strict=True):
+        field[some] = own
+    for field, own in zip(history or (), kept, strict=False):
+        field[some] = own
+
+
+def _differentiate_cleaned(
+    some: Tensor,
+    problem: Problem,
+    value: Tensor,
+    solution: Solution,
+    history: History,
+    upstream: Upstream,
+    grads: Gradients,
+) -> None:
+    """The gradients of those heads: NaN is what arrives at rows that are NaN."""
+    part, values, broken = cleaned(part_of(problem, some), value[some], options_too=True)
+    found = Solution(*(field[some] for field in solution))
+    kept = History(*(field[some] for field in history))
+    arriving = upstream.of(some)
+    if broken is not None:
+        row = torch.zeros_like(found.row) if arriving.row is None else arriving.row
+        arriving = Upstream(
+            arriving.output.masked_fill(broken[..., None], torch.nan),
+            row.masked_fill(broken, torch.nan),
+            arriving.column,
+        )
+    own = Gradients._make([*(torch.empty_like(field[some]) for field in grads[:-1]), grads.mask])
+    before = grads.mask.clone()
+    marks = _run(part, values, found, kept, arriving, own, look=False)
+    for index in np.flatnonzero(marks):
+        _differentiate_in_logs(int(index), part, values, found, arriving, own)
+    grads.mask.add_(before)
+    for field, one in zip(grads[:-1], own, strict=False):
+        field[some] = one
+
+
+def _differentiate_in_logs(
+    index: int,
+    problem: Problem,
+    value: Tensor,
+    solution: Solution,
+    upstream: Upstream,
+    grads: Gradients,
+) -> None:
+    """One head whose factors leave the range of the kernels, by `streaming` from the start.
+
+    The kernels multiply factors; where those differ by more than floats can hold, logarithms are
+    the only way to the same gradient, and tiles of rows the way to have them in linear memory.
+    The history is made anew, since in the log domain its row potentials must be the rounded ones.
+    """
+    some = slice(index, index + 1)
+    # with a tolerance that nothing reaches, steps that were chosen are chosen again
+    one = part_of(problem, some)._replace(iters=int(solution.iterations[index]), tol=-1.0)
+    found, history = streaming.replay(one, value[some])
+    own = {n: field if n == "mask" else field[some] for n, field in grads._asdict().items()}
+    for name, field in own.items():
+        # what the kernels had written before they gave up
+        if name != "mask":
+            field.zero_()
+    gradient.backward(one, value[some], found, history, upstream.of(some), Gradients(**own))
+
+
+def _is_empty(problem: Problem) -> bool:
+    # BLAS leaves its result untouched when there is nothing to add up
+    return 0 in (*problem.query.shape[:2], problem.key.shape[1])
+
+
+class Layout(NamedTuple):
+    """How the work on a batch of heads is shared out, and how large its pieces are."""
+
+    # threads with a head of their own; or one, and slots that share its rows
+    workers: int
+    slots: int
+    block: int
+    stored_rows: int
+    stride: int
+    # numbers of workspace for each worker
+    workspace_stride: int
+
+
+@lru_cache(maxsize=256)
+def _layout(
+    sizes: tuple[int, ...], backward: bool, threads: int, limits: tuple[int, ...]
+) -> Layout:
+    head = kernel_module("elastic.cpu.head")
+    batch, n, m, d, e, iters, size = sizes
+    workspace_bytes, own_head_bytes, block_bytes = limits
+    shared = batch < threads or n * m * size > own_head_bytes
+    workers, slots = (1, threads) if shared else (min(threads, batch), 1)
+    slots = max(1, min(slots, -(-n // 8)))
+    # products of fewer rows with all keys are slow
+    block = max(64, min(256, block_bytes // max(m * size, 1)) // 8 * 8)
+    block = max(1, min(block, n) if n <= 128 else block)
+    stride = head.padded(m, size)
+    stored = n
+
+    def elements() -> int:
+        each = head.slot_elements(m, d, e, stride, block, backward)
+        own = head.head_elements(n, m, e, stride, iters, stored, backward)
+        return head.padded(own + slots * each, size)
+
+    at_once = workspace_bytes // (elements() * size)
+    if at_once:
+        # fewer heads at a time rather than heads that are not stored
+        workers = min(workers, at_once)
+    else:
+        # rows in work at a time: of K, or of the three matrices of the backward
+        rows = workspace_bytes // (workers * (3 if backward else 1) * stride * size)
+        slots = max(1, min(slots, rows // 8))
+        block = max(8, min(block, rows // slots // 8 * 8))
+        stored = block * slots
+    return Layout(workers, slots, block, stored, stride, elements())
+
+
+class Form(NamedTuple):
+    """A job without its addresses: the same for all calls of the same sizes."""
+
+    layout: Layout
+    leader: int
+    # the job, two counters, three real numbers, the phases of every worker, and a mark per head
+    numbers: np.ndarray
+    # where parts of it are, and the fields of the job that point there
+    inside: dict[int, int]
+    unsafe: int
+    # fields for the mask's gradient and the workspace, and the first of those for tensors
+    mask_grad: int
+    workspace: int
+    tensors: int
+
+
+@lru_cache(maxsize=256)
+def _form(
+    sizes: tuple[int, ...],
+    dtype: torch.dtype,
+    tol: float | None,
+    mask: tuple[tuple[int, ...], torch.dtype] | None,
+    backward: bool,
+    exact_error: bool,
+    look: bool,
+    threads: int,
+    limits: tuple[int, ...],
+) -> Form:
+    runtime, head = kernel_module("kernels.runtime"), kernel_module("elastic.cpu.head")
+    kernels = kernel_module("elastic.cpu.kernels")
+    start, number = runtime.team_entry()
+    batch, n, m, d, e, iters, _ = sizes
+    layout = _layout(sizes, backward, threads, limits)
+    job = dict.fromkeys(head.FIELDS, 0) | kernels.phases(backward, dtype) | layout._asdict()
+    job |= _mask_layout(mask, head) | {
+        "start": start, "number": number, "gemm": runtime.gemm_address(dtype),
+        "batch": batch, "n": n, "m": m, "d": d, "e": e, "iters": iters,
+        "backward": int(backward), "exact_error": int(exact_error), "look": int(look),
+    }  # fmt: skip
+    counters = len(head.FIELDS)
+    reals, phases = counters + 2, counters + 5
+    unsafe = phases + layout.workers * (head.PHASE_COUNT + layout.slots)
+    numbers = np.zeros(unsafe + batch, np.int64)
+    numbers[:counters] = [job[name] for name in head.FIELDS]
+    numbers[reals:phases].view(np.float64)[:] = (
+        -1.0 if tol is None else tol, 8 * torch.finfo(dtype).eps, largest_score(dtype),
+    )  # fmt: skip
+    place = {name: i for i, name in enumerate(head.FIELDS)}
+    inside = {
+        place["self_at"]: 0, place["next_head_at"]: counters, place["next_worker_at"]: counters + 1,
+        place["reals_at"]: reals, place["phase_at"]: phases, place["unsafe_at"]: unsafe,
+    }  # fmt: skip
+    leader = kernels.leader(backward, dtype)
+    where = place["mask_grad_at"], place["workspace_at"], place["query_at"]
+    return Form(layout, leader, numbers, inside, unsafe, *where)
+
+
+def _run(
+    problem: Problem,
+    value: Tensor,
+    solution: Solution,
+    history: History | None,
+    upstream: Upstream | None = None,
+    grads: Gradients | None = None,
+    *,
+    look: bool = True,
+) -> np.ndarray:
+    """Describe the work as a job of numbers and addresses, and let the kernels do it.
+
+    Forward, or backward if there are gradients; returns a mark for each head, zero if it is done,
+    else why it was left. Whoever does not look computes with whatever there is.
+    """
+    runtime = kernel_module("kernels.runtime")
+    (batch, n, d), m, e = problem.query.shape, problem.key.shape[1], value.shape[2]
+    dtype, mask = problem.query.dtype, problem.mask
+    exact_error = grads is None and (e == 0 or problem.tol is not None)
+    start, _ = runtime.team_entry()
+    # without a team whose members know their numbers, nobody can share a head
+    threads = runtime.threads() if start else min(runtime.threads(), batch)
+    form = _form(
+        (batch, n, m, d, e, problem.iters, dtype.itemsize), dtype, problem.tol,
+        None if mask is None else (tuple(mask.shape), mask.dtype), grads is not None, exact_error,
+        look, threads, (WORKSPACE_BYTES, OWN_HEAD_BYTES if start else 1 << 60, BLOCK_BYTES),
+    )  # fmt: skip
+    workers = form.layout.workers
+    workspace = torch.empty(workers * form.layout.workspace_stride, dtype=dtype)
+    # in the order of the fields of a job
+    tensors = [problem.query, problem.key, value, *problem[2:10], *solution]
+    tensors += [None] * len(History._fields) if history is None else history
+    if upstream is not None and grads is not None:
+        tensors += [*upstream, *grads[:-1]]
+    # kept until the kernels are done: contiguous copies must outlive their addresses
+    kept = [None if tensor is None else tensor.contiguous() for tensor in tensors]
+    numbers = form.numbers.copy()
+    numbers[form.tensors : form.tensors + len(kept)] = [
+        0 if tensor is None else tensor.data_ptr() for tensor in kept
+    ]
+    numbers[form.workspace] = workspace.data_ptr()
+    at = numbers.ctypes.data
+    for field, place in form.inside.items():
+        numbers[field] = at + 8 * place
+    mask_grads = None
+    if grads is not None and grads.mask.numel():
+        owners = max(workers, form.layout.slots)
+        mask_grads = grads.mask.new_zeros(owners, *grads.mask.shape)
+        numbers[form.mask_grad] = mask_grads.data_ptr()
+    runtime.run(form.leader, at, workers)
+    if grads is not None and mask_grads is not None:
+        torch.sum(mask_grads, 0, out=grads.mask)
+    return numbers[form.unsafe :]
+
+
+def _mask_layout(mask: tuple[tuple[int, ...], torch.dtype] | None, head) -> dict[str, int]:
+    if mask is None:
+        return {}
+    (count, rows, columns), dtype = mask
+    return {
+        "mask_kind": head.BOOLEAN if dtype == torch.bool else head.BIAS,
+        "mask_stride": rows * columns,
+        "mask_row_stride": 0 if rows == 1 else columns,
+        "mask_column_stride": 0 if columns == 1 else 1,
+        "mask_grad_size": count * rows * columns,
+    }
+
+
+solve = register("elastic_cpu", _forward, _backward, fills=True)

@@ -1,0 +1,243 @@
+"""From what a user passed to a checked `Problem` with one leading axis."""
+
+import math
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bistoch.functional import inputs
+from bistoch.functional._masks import Bias, as_bias, forbid_low, read_bias
+from bistoch.functional._precision import working_dtype as working_dtype
+from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.inputs.tensors import values_are_at_hand
+from bistoch.functional.problem import Problem
+
+# how a float mask is read: very low numbers forbid a pair, unless its score could make up for that;
+# and in a row without any others only "differences" count. In "rows" that stand alone scores have
+# no say, since they may be those of later keys; "levels" are rows that feel what is added to all
+# scores. Where rows see no later key, "numbers" forbid whatever their row holds. Or they are
+# "scores": what is finite is possible
+Reading = Literal["differences", "rows", "levels", "numbers", "scores"]
+
+# numbers in a tensor of equal numbers that is kept for other calls
+LARGEST_CONSTANT = 1 << 15
+
+
+class Options(NamedTuple):
+    """Everything a user may say about a problem beside its tokens, not yet checked."""
+
+    lam: Option
+    eps: Option
+    omega: Option | None
+    iters: int
+    tol: float | None
+    mask: Mask | None
+    query_mask: Tensor | None
+    key_mask: Tensor | None
+    column_mass: Tensor | None
+    scale: float | None
+
+
+def pose(
+    operator: str,
+    batch: torch.Size,
+    query: Tensor,
+    key: Tensor,
+    options: Options,
+    *,
+    bias: Reading = "differences",
+) -> Problem:
+    """Check every option and flatten the leading axes of tokens that were checked already."""
+    n, m, device = query.shape[-2], key.shape[-2], query.device
+    size = math.prod(batch)
+    mask, query_mask, key_mask = options.mask, options.query_mask, options.key_mask
+    if mask is not None:
+        inputs.check_mask(operator, mask, (*batch, n, m), device)
+    if query_mask is not None:
+        inputs.check_padding(operator, "query_mask", query_mask, (*batch, n), device)
+        query_mask = query_mask.expand(*batch, n).reshape(size, n)
+    if key_mask is not None:
+        inputs.check_padding(operator, "key_mask", key_mask, (*batch, m), device)
+        key_mask = key_mask.expand(*batch, m).reshape(size, m)
+    if options.column_mass is not None:
+        inputs.check_column_mass(operator, options.column_mass, (*batch, m), device)
+    inputs.check_lam(operator, options.lam, batch, device)
+    inputs.check_eps(operator, options.eps, batch, device)
+    if options.omega is not None:
+        inputs.check_omega(operator, options.omega, batch, device)
+    inputs.check_count(operator, "iters", options.iters)
+    inputs.check_tol(operator, options.tol)
+    inputs.check_scale(operator, options.scale)
+
+    if bias != "scores" and moves_columns(options):
+        inputs.warn_half_padding(operator, n, m, mask, options.query_mask, options.key_mask)
+
+    # steps are chosen from errors, and only a tolerance watches them
+    omega = 1.0 if options.omega is None and options.tol is None else options.omega
+    query, key = flatten(query, batch), flatten(key, batch)
+    scale = options.scale
+    if scale is None:
+        scale = 1 / math.sqrt(max(query.shape[-1], 1))
+    sharpness = _sharpness(scale, options.eps, batch, query)
+    mask, mask_index = _share_mask(mask, batch, query)
+    has_bias = mask is not None and mask.dtype != torch.bool
+    if mask is not None and has_bias and bias == "numbers":
+        mask = forbid_low(mask, query.dtype)
+    elif mask is not None and mask_index is not None and has_bias and bias != "scores":
+        if bias == "differences":
+            reach = _reach(query, key, sharpness, query_mask, key_mask)
+            read, mask_index = _read_shared(mask, mask_index, query.dtype, reach)
+        else:
+            read = read_bias(mask, query.dtype)
+        if bias == "levels":
+            mask = read.bias + read.level
+        else:
+            mask = read.bias
+            # beside such a bias the scores are lost to rounding: only the bias decides. A product,
+            # since a NaN must stay one
+            query = query * ~read.lost[mask_index]
+    return Problem(
+        query=query,
+        key=key,
+        mask=mask,
+        mask_index=mask_index,
+        query_mask=query_mask,
+        key_mask=key_mask,
+        sharpness=sharpness,
+        lam=per_problem(options.lam, batch, query),
+        omega=None if omega is None else per_problem(omega, batch, query),
+        log_mass=_log_mass(options.column_mass, batch, query, key, query_mask, key_mask),
+        iters=options.iters,
+        tol=options.tol,
+    )
+
+
+def moves_columns(options: Options) -> bool:
+    """Whether columns are weighed against each other, so that rows feel each other."""
+    return options.iters > 0 and (isinstance(options.lam, Tensor) or options.lam > 0)
+
+
+def flatten(tokens: Tensor, batch: torch.Size) -> Float[Tensor, "B length features"]:
+    """Tokens in working precision with one leading axis instead of many."""
+    tokens = tokens.to(working_dtype(tokens.dtype))
+    length, features = tokens.shape[-2:]
+    if tokens.shape[:-2] == batch:
+        return tokens.reshape(math.prod(batch), length, features)
+    return tokens.expand(*batch, length, features).reshape(math.prod(batch), length, features)
+
+
+def _share_mask(
+    mask: Mask | None, batch: torch.Size, like: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """A mask keeps its own size; the index says which problem uses which of its matrices."""
+    if mask is None:
+        return None, None
+    mask = mask[(None,) * (len(batch) + 2 - mask.ndim)]
+    if mask.dtype != torch.bool:
+        mask = as_bias(mask, like.dtype)
+        if mask.shape[-2] == 1:
+            # it is small, and so is read for each problem alone
+            mask = mask.expand(*batch, 1, mask.shape[-1])
+    own = mask.shape[:-2]
+    count = math.prod(own)
+    index = torch.arange(count, device=like.device).reshape(own)
+    return mask.reshape(count, *mask.shape[-2:]), index.expand(batch).reshape(-1)
+
+
+def _reach(
+    query: Float[Tensor, "B n d"],
+    key: Float[Tensor, "B m d"],
+    sharpness: Float[Tensor, "B"],
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+) -> Float[Tensor, "B"]:
+    """By how much the scores of a row can differ: twice the longest query times the longest key."""
+    reach = 2 * sharpness.detach().abs()
+    for tokens, real in ((query, query_mask), (key, key_mask)):
+        # what is not finite is told elsewhere, and is no reason to read a mask in another way
+        lengths = tokens.detach().nan_to_num(0.0, 0.0, 0.0).norm(dim=-1)
+        lengths = lengths if real is None else lengths * real
+        reach = reach * lengths.amax(-1) if lengths.shape[1] else reach
+    return reach
+
+
+def _read_shared(
+    mask: Float[Tensor, "M #n #m"], index: Int[Tensor, "B"], dtype: torch.dtype, reach: Tensor
+) -> tuple[Bias, Int[Tensor, "B"]]:
+    """Read a mask that several problems may share, and say which of the results each one uses.
+
+    Where their scores make them read it differently, every problem gets a mask of its own. That is
+    rare; where values cannot be read, it is done for all of them together.
+    """
+    none = reach.new_zeros(mask.shape[0])
+    highest = none.scatter_reduce(0, index, reach, "amax", include_self=False)
+    read = read_bias(mask, dtype, highest[:, None, None])
+    if index.shape[0] > mask.shape[0] and values_are_at_hand(mask):
+        lowest = none.scatter_reduce(0, index, reach, "amin", include_self=False)
+        other = read_bias(mask, dtype, lowest[:, None, None])
+        same = torch.equal(read.bias.isinf(), other.bias.isinf())
+        if not (same and torch.equal(read.lost, other.lost)):
+            read = read_bias(mask[index], dtype, reach[:, None, None])
+            index = torch.arange(index.shape[0], device=index.device)
+    return read, index
+
+
+def _sharpness(scale: float, eps: Option, batch: torch.Size, like: Tensor) -> Float[Tensor, "B"]:
+    """What dot products are multiplied with; one over eps may be too much for the dtype of eps."""
+    if isinstance(eps, Tensor):
+        return scale / per_problem(eps, batch, like)
+    return per_problem(scale / eps, batch, like)
+
+
+def per_problem(option: Option, batch: torch.Size, like: Tensor) -> Float[Tensor, "B"]:
+    """A number, or a tensor over the leading axes, as one number for each problem."""
+    if isinstance(option, Tensor):
+        return option.to(like).expand(batch).reshape(-1)
+    return _filled((like.shape[0],), option, like)
+
+
+def _filled(shape: tuple[int, ...], number: float, like: Tensor) -> Tensor:
+    """One number everywhere; small ones are made once, unless somebody watches what is made."""
+    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
+    if watched or math.prod(shape) > LARGEST_CONSTANT:
+        return like.new_full(shape, number)
+    return _constant(shape, number, like.dtype, like.device)
+
+
+@lru_cache(maxsize=256)
+def _constant(
+    shape: tuple[int, ...], number: float, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    # made in inference mode, it could not be used outside of it
+    with torch.inference_mode(False):
+        return torch.full(shape, number, dtype=dtype, device=device)
+
+
+def _log_mass(
+    mass: Tensor | None,
+    batch: torch.Size,
+    query: Tensor,
+    key: Tensor,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+) -> Float[Tensor, "B m"]:
+    """The log of the column targets, scaled to sum to the number of real queries.
+
+    The scale is invisible in the plan; with the right one the potentials do not drift.
+    """
+    size, n, m = len(query), query.shape[1], key.shape[1]
+    if mass is None and query_mask is None and key_mask is None:
+        return _filled((size, m), math.log(max(n, 1) / max(m, 1)), query)
+    if mass is None:
+        log_mass = query.new_zeros(size, m)
+    else:
+        log_mass = mass.to(query.dtype).log().expand(*batch, m).reshape(size, m)
+    queries = query.new_full((size,), n) if query_mask is None else query_mask.sum(-1)
+    offered = log_mass if key_mask is None else log_mass.masked_fill(~key_mask, -torch.inf)
+    offered = offered.exp().sum(-1)
+    # a problem without a real query or key has no columns to balance
+    wanted = queries.clamp_min(1).to(query.dtype) / torch.where(offered > 0, offered, 1)
+    return log_mass + wanted.log()[:, None]
