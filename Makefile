@@ -1,4 +1,4 @@
-# make demo: a fresh machine to the main job; make test: everything that must hold before a change lands
+# make demo: a fresh machine to a page of results; make test: everything that must hold before a change lands
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,8 +15,7 @@ SHAPED := $(subst $(space),$(comma),$(addprefix bistoch.functional.,softmax hard
 .PHONY: demo test test-all lint shapes fuzz figures clean
 
 demo: $(VENV)/.installed
-	$(BIN)/bistoch compare --model "vit(patch=(7,7), depth=2, dim=64, heads=4)" \
-		--seeds 3 --epochs 4 --out demo
+	$(BIN)/bistoch demo --out demo
 
 test: lint shapes
 	$(BIN)/pytest

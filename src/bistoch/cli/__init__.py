@@ -11,6 +11,7 @@ import typer
 from bistoch.cli.bench import bench
 from bistoch.cli.compare import compare
 from bistoch.cli.data import data
+from bistoch.cli.demo import demo
 from bistoch.cli.flow import flow
 from bistoch.cli.inspect import inspect
 from bistoch.cli.operators import list_operators, show
@@ -47,6 +48,7 @@ def main(
     """Options of the command itself."""
 
 
+app.command()(demo)
 app.command("list")(list_operators)
 app.command()(show)
 app.command()(bench)

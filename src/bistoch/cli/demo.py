@@ -1,0 +1,19 @@
+"""The command of the first minute: `bistoch demo`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from rich.console import Console
+
+from bistoch.cli.errors import user_errors
+from bistoch.cli.options import option
+
+Out = Annotated[Path, option("Folder for the page.", file_okay=False)]
+
+
+@user_errors()
+def demo(out: Out = Path("demo")) -> None:
+    """Search with hubs and without, on pictures that come with the package, in under a minute."""
+    from bistoch.lab.search import run_demo
+
+    run_demo(out, Console(highlight=False))
