@@ -88,6 +88,17 @@ def test_straight_through_has_the_gradient_of_sinkhorn(straight_through):
         assert grads[:2] == (None, None)
 
 
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_straight_through_leaves_padded_rows_alone(number):
+    q, k, v = torch.randn(3, 2, 5, 3).unbind()
+    v[0, 1, 2] = number
+    real = torch.arange(5) < 4
+    found = bistoch.hard_attention(q, k, v, query_mask=real, key_mask=real, straight_through=True)
+    assert found[0, real].isnan().any(-1).all()
+    assert not found[:, ~real].any()
+    assert found[1].isfinite().all()
+
+
 def test_sinkhorn_tends_to_the_hard_plan():
     q, k = torch.randn(2, 8, 4, dtype=torch.float64).unbind()
     hard = bistoch.hard_plan(q, k)

@@ -45,6 +45,7 @@ Q, K, V = torch.randn(2, 3, 7, 5), torch.randn(2, 3, 11, 5), torch.randn(2, 3, 1
     ({"omega": 2.0}, ValueError, r"omega must be in \(0, 2\)"),
     ({"omega": float("nan")}, ValueError, r"omega must be in \(0, 2\)"),
     ({"iters": -1}, ValueError, r"iters must be at least 0, but it is -1"),
+    ({"iters": 10**30}, ValueError, r"iters must be at most 9223372036854775807, but it is 1e\+30"),
     ({"iters": 2.5}, TypeError, r"iters must be a whole number.*float"),
     ({"tol": 0.0}, ValueError, r"tol must be a positive number.*it is 0"),
     ({"tol": float("nan")}, ValueError, r"tol must be a positive number"),

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import bistoch
+from bistoch.functional.elastic.cpu import launch as cpu
 from bistoch.lab.bench.memory import allocated_by
 
 ROWWISE = [name for name, row in bistoch.OPERATORS.items() if row.family == "row-wise"]
@@ -62,7 +63,16 @@ def test_a_sink_is_one_more_key_without_a_value(logit, backend):
     torch.testing.assert_close(
         bistoch.sink_attention(q, k, v, logit=logit, backend=backend), wanted
     )
-    torch.testing.assert_close(bistoch.sink_plan(q, k, logit=logit) @ v, wanted)
+    torch.testing.assert_close(bistoch.sink_plan(q, k, logit=logit, backend=backend) @ v, wanted)
+
+
+def test_the_plan_of_a_sink_asks_its_backend(monkeypatch):
+    def refuse(*_):
+        raise bistoch.BackendUnavailableError("not here")
+
+    monkeypatch.setattr(cpu, "solve", refuse)
+    with pytest.raises(bistoch.BackendUnavailableError):
+        bistoch.sink_plan(torch.zeros(3, 2), torch.zeros(5, 2), backend="cpu")
 
 
 def test_a_sink_takes_what_its_logit_says():

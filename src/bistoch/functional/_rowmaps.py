@@ -17,15 +17,6 @@ SOFTPICK_FLOOR = 1e-8
 LARGE = 1e12
 
 
-def sink_softmax(
-    scores: Float[Tensor, "B n m"], logit: Float[Tensor, "B"]
-) -> Float[Tensor, "B n m"]:
-    """Softmax beside one more key with the score `logit`, whose weight is dropped."""
-    sink = logit[:, None, None].expand(*scores.shape[:-1], 1)
-    # the sink is part of the row, and so of the maximum that is subtracted
-    return torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
-
-
 def sigmoid(
     scores: Float[Tensor, "B n m"], shift: Float[Tensor, "B"] | None
 ) -> Float[Tensor, "B n m"]:

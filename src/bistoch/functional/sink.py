@@ -4,12 +4,19 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bistoch.functional import _rowmaps, inputs
-from bistoch.functional.elastic.api import BACKENDS, solve
+from bistoch.functional import inputs
+from bistoch.functional._nonfinite import show
+from bistoch.functional.elastic.api import solve
+from bistoch.functional.elastic.broken import cleaned
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import Options, flatten, per_problem, pose
-from bistoch.functional.problem import full_precision
-from bistoch.functional.rowwise import weigh_rows
+from bistoch.functional.problem import (
+    Solution,
+    dense_scores,
+    full_precision,
+    no_values,
+    row_softmax,
+)
 
 
 def sink_attention(
@@ -42,10 +49,7 @@ def sink_attention(
     problem = pose(operator, batch, query, key, options, bias="levels")
     found = solve(operator, problem, flatten(value, batch), backend)
     with full_precision(query.device):
-        # what softmax shares out, times what the sink leaves of it; a row that sees no key has none
-        total = -found.row.masked_fill(found.row == -torch.inf, 0)
-        left = (total - per_problem(logit, batch, total)[:, None]).sigmoid()
-        output = found.output * left[..., None]
+        output = found.output * _left(found, logit, batch)
     return output.reshape(*batch, *output.shape[1:]).to(query.dtype)
 
 
@@ -79,13 +83,18 @@ def sink_plan(
     Reference: Agarwal et al., gpt-oss model card, 2025.
     """
     operator = "sink_plan"
-    inputs.check_choice(operator, "backend", backend, ("auto", *BACKENDS))
     batch = inputs.check_tokens(operator, query, key)
     inputs.check_logit(operator, "logit", logit, batch, query.device)
+    options = Options(0.0, eps, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
+    problem = pose(operator, batch, query, key, options, bias="levels")
+    found = solve(operator, problem, no_values(problem), backend)
+    with full_precision(query.device):
+        problem, _, broken = cleaned(problem, None)
+        plan = show(row_softmax(dense_scores(problem)) * _left(found, logit, batch), broken)
+    return plan.reshape(*batch, *plan.shape[1:]).to(query.dtype)
 
-    def weigh(scores: Tensor) -> Tensor:
-        return _rowmaps.sink_softmax(scores, per_problem(logit, batch, scores))
 
-    return weigh_rows(
-        operator, weigh, query, key, eps, mask, query_mask, key_mask, scale, bias="levels"
-    )
+def _left(found: Solution, logit: Option, batch: torch.Size) -> Float[Tensor, "B n 1"]:
+    """What the sink leaves of every row that softmax shares out; all of one that sees no key."""
+    total = -found.row.masked_fill(found.row == -torch.inf, 0)
+    return (total - per_problem(logit, batch, total)[:, None]).sigmoid()[..., None]

@@ -17,6 +17,8 @@ from torch import Tensor
 
 # the largest step, which an iteration that would keep 99 of 100 parts of its error asks for
 LONGEST = 100.0
+# roundings of the largest row potential that a change must exceed to tell anything
+ROUNDINGS = 2.0
 
 
 class Pace(NamedTuple):
@@ -33,13 +35,15 @@ def choose(
     live: Bool[Tensor, "B m"],
     error: Float[Tensor, "B"],
     lam: Float[Tensor, "B"],
+    row: Float[Tensor, "B n"],
     before: Pace | None,
 ) -> Pace:
     """The step of this iteration: plain at first, then the best for what was seen.
 
     It is at least plain, and at most what the smallest eigenvalue that A can have, 1 - lam, would
     ask for. An error that has grown draws it back, up to the plain step, which never fails, where
-    the error is twice the smallest so far.
+    the error is twice the smallest so far. A change of the residual that is no more than rounding,
+    which is that of the row potentials behind it, says nothing.
     """
     residual, error, lam = residual.detach(), error.detach(), lam.detach()
     count = live.sum(-1, keepdim=True).clamp_min(1)
@@ -49,7 +53,9 @@ def choose(
         return Pace(torch.ones_like(error), residual, error)
     change = before.residual - residual
     gained, size = (before.residual * change).sum(-1), change.square().sum(-1)
-    known = (gained > 0) & (size > 0)
+    level = row.detach().abs().amax(-1) if row.shape[-1] else torch.zeros_like(error)
+    rounding = ROUNDINGS * torch.finfo(row.dtype).eps * (1 + level)
+    known = (gained > 0) & (size > count[:, 0] * rounding.square())
     best = before.omega * torch.where(known, gained, 1) / torch.where(known, size, 1)
     longest = 1 / (1 - lam).clamp_min(1 / LONGEST)
     extra = torch.where(known, best.clamp_min(1).minimum(longest) - 1, 0)

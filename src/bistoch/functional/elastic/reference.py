@@ -44,7 +44,7 @@ def solve(problem: Problem, value: Float[Tensor, "B m e"]) -> Solution:
             if not torch.compiler.is_compiling() and not bool(running.any()):
                 break
             if problem.omega is None:
-                pace = choose(residual, live, error, problem.lam, pace)
+                pace = choose(residual, live, error, problem.lam, row, pace)
                 omega = pace.omega
         column = torch.where(running[:, None], column + omega[:, None] * residual, column)
         iterations = iterations + running

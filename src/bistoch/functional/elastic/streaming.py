@@ -39,10 +39,11 @@ def _iterate(part: Part, history: History | None) -> tuple[Tensor, Tensor]:
     running = torch.ones_like(problem.lam, dtype=torch.bool)
     iterations = torch.zeros_like(problem.lam, dtype=torch.int64)
     for t in range(problem.iters):
-        totals = _Totals.none(column)
+        totals, level = _Totals.none(column), column.new_zeros(len(column), 1)
         for rows, scores in part.tiles():
             row = _row_step(scores, column)
             totals = totals.add(scores + row[:, :, None])
+            level = torch.maximum(level, row.abs().amax(-1, keepdim=True))
             if history is not None:
                 history.row[:, t, rows] = row
         if history is not None:
@@ -54,7 +55,7 @@ def _iterate(part: Part, history: History | None) -> tuple[Tensor, Tensor]:
             if not running.any():
                 break
             if problem.omega is None:
-                pace = choose(residual, totals.live(), error, problem.lam, pace)
+                pace = choose(residual, totals.live(), error, problem.lam, level, pace)
                 omega = pace.omega
         column = torch.where(running[:, None], column + omega[:, None] * residual, column)
         if history is not None:

@@ -20,6 +20,9 @@ from bistoch.functional.inputs.tensors import (
 if TYPE_CHECKING:
     from bistoch.functional._operator import Operator
 
+# what machines count with
+MOST = 2**63 - 1
+
 
 def check_inner(operator: str, row: "Operator") -> None:
     """Check that single rows of an operator can be computed, each with a mask of its own."""
@@ -97,6 +100,11 @@ def check_count(operator: str, name: str, count: int, *, least: int = 0) -> None
     if count < least:
         raise ValueError(
             f"{operator}: {name} must be at least {least}, but it is {count}; "
+            f"write for example {name}=10"
+        )
+    if count > MOST:
+        raise ValueError(
+            f"{operator}: {name} must be at most {MOST}, but it is {count:.3g}; "
             f"write for example {name}=10"
         )
 

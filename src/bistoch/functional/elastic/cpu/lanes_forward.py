@@ -16,6 +16,7 @@ from bistoch.functional.elastic.cpu.lanes_job import (
     KERNEL,
     LAM,
     LANES,
+    LEVEL,
     LOG_MASS,
     LOWEST,
     OMEGA,
@@ -102,12 +103,16 @@ def load(job, first, space, like):
     spread_out(vector(job.lam_at, batch, like), first, batch, lam[:1])
     for j in range(1, m):
         lam[j] = lam[0]
-    top = numbers(job, space, FAR, like)
+    top, level = numbers(job, space, FAR, like), numbers(job, space, LEVEL, like)[0]
+    fill(level, like(0))
     fill(flat(shut), like(-np.inf))
     for i in range(n):
         row = kernel[i * m : (i + 1) * m]
         open_allowed(flat(row), flat(shut))
         largest_of(row, top, like(-np.inf), like)
+        for lane in range(LANES):
+            highest = abs(top[0, lane])
+            level[lane] = larger(level[lane], highest if highest < np.inf else like(0))
         for j in range(m):
             for lane in range(LANES):
                 highest = top[0, lane]
@@ -287,7 +292,7 @@ def iterate(job, space, tol, still, like):
         if tol >= 0 or t % 4 == 3:
             measure_rest(job, space, like)
             if not job.omega_at:
-                choose_steps(job, space, like)
+                choose_steps(job, space, still / 4, like)
             busy = decide(job, space, t, tol, still, like)
         copy(numbers(job, space, TAKEN, like)[0], steps_taken(job, space, slot, like))
         move_columns(job, space, column_factors(job, space, next_slot, like), like)

@@ -38,8 +38,23 @@ COLUMN, LOG_MASS, LAM, DEAD, SHUT, RESIDUAL, HIGH, COLUMN_GRAD, SCALED, RECEIVED
 # the forward has residuals where the backward has gradients
 OLD, NOW = SCALED, RECEIVED
 FACTOR, ROW_GRAD = range(2)
-OMEGA, REST, LOWEST, BEFORE, UNSAFE, STEPS, TAKEN, FAR, SIZE, LEAST, GAINED, CHANGED = range(12)
-MATRICES, KEY_VECTORS, QUERY_VECTORS, NUMBERS = 4, 10, 2, 12
+(
+    OMEGA,
+    REST,
+    LOWEST,
+    BEFORE,
+    UNSAFE,
+    STEPS,
+    TAKEN,
+    FAR,
+    SIZE,
+    LEAST,
+    GAINED,
+    CHANGED,
+    LEVEL,
+    LIVE,
+) = range(14)
+MATRICES, KEY_VECTORS, QUERY_VECTORS, NUMBERS = 4, 10, 2, 14
 
 
 def group_elements(n: int, m: int, iters: int, backward: bool) -> int:

@@ -11,6 +11,8 @@ from bistoch.functional.elastic.cpu.lanes_job import (
     LAM,
     LANES,
     LEAST,
+    LEVEL,
+    LIVE,
     NOW,
     OLD,
     OMEGA,
@@ -36,8 +38,11 @@ def forget_steps(job, space, like):
 
 
 @jit
-def choose_steps(job, space, like):
-    """The step that would have served each lane best before; closer to plain if its error grew."""
+def choose_steps(job, space, rounding, like):
+    """The step that would have served each lane best before; closer to plain if its error grew.
+
+    The rounding is that of one; a change of no more than that of the row potentials says nothing.
+    """
     wide, one, zero = LANES * size_of(like), like(1), like(0)
     old, change = over_keys(job, space, OLD, like), over_keys(job, space, HIGH, like)
     gained, changed = numbers(job, space, GAINED, like), numbers(job, space, CHANGED, like)
@@ -52,9 +57,11 @@ def choose_steps(job, space, like):
     copy(flat(over_keys(job, space, NOW, like)), flat(old))
     rest, least = numbers(job, space, REST, like)[0], numbers(job, space, LEAST, like)[0]
     omega, lam = numbers(job, space, OMEGA, like)[0], over_keys(job, space, LAM, like)[0]
+    level, live = numbers(job, space, LEVEL, like)[0], numbers(job, space, LIVE, like)[0]
     for lane in range(LANES):
         longest = one / larger(one - lam[lane], like(SHORTEST))
-        known = gained[0, lane] > zero and changed[0, lane] > zero
+        noise = like(rounding) * (one + level[lane])
+        known = gained[0, lane] > zero and changed[0, lane] > live[lane] * noise * noise
         best = omega[lane] * gained[0, lane] / (changed[0, lane] if known else one)
         extra = min(larger(best, one), longest) - one
         grown = rest[lane] / (least[lane] if least[lane] > zero else one)
@@ -67,7 +74,7 @@ def choose_steps(job, space, like):
 def centre(job, space, like):
     """The residuals without what the live columns of a lane share; those of dead ones are zero."""
     residual, dead = over_keys(job, space, RESIDUAL, like), over_keys(job, space, DEAD, like)
-    mean, live = numbers(job, space, GAINED, like)[0], numbers(job, space, CHANGED, like)[0]
+    mean, live = numbers(job, space, GAINED, like)[0], numbers(job, space, LIVE, like)[0]
     now = over_keys(job, space, NOW, like)
     fill(mean, like(0))
     fill(live, like(0))

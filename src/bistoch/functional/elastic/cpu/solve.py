@@ -98,7 +98,7 @@ def solve_head(job, index, space, worker, like):
             rest, steps, fresh, stopped = apart, t, keep, True
             continue
         if not given:
-            omega = choose_step(job, index, space, omega, apart / least, like)
+            omega = choose_step(job, index, space, omega, apart / least, still / 4, like)
             least = min(least, apart)
         # columns move whether or not K is kept: without it, the next pass builds it around them
         furthest = move_columns(job, index, space, t, omega, like)
@@ -215,8 +215,11 @@ def spread(job, index, space, like):
 
 
 @jit
-def choose_step(job, index, space, omega, grown, like):
-    """The step that would have served best before; closer to plain if the error has grown since."""
+def choose_step(job, index, space, omega, grown, rounding, like):
+    """The step that would have served best before; closer to plain if the error has grown since.
+
+    The rounding is that of one; a change of no more than that of the row potentials says nothing.
+    """
     stay_apart()
     lam = vector(job.lam_at, job.batch, like)[index]
     total, step = over_keys(job, space, TOTAL, like), over_keys(job, space, STEP, like)
@@ -235,7 +238,12 @@ def choose_step(job, index, space, omega, grown, like):
         gained += residual[j] * change
         size += change * change
         residual[j] = now
-    if not (gained > zero and size > zero):
+    factor, shift = over_queries(job, space, FACTOR, like), over_queries(job, space, SHIFT, like)
+    level = one
+    for i in range(job.n):
+        level = larger(level, one + abs(shift[i]) if factor[i] > zero else one)
+    noise = like(rounding) * level
+    if not (gained > zero and size > live * noise * noise):
         return one
     longest = one / larger(one - lam, like(SHORTEST))
     extra = min(larger(omega * gained / size, one), longest) - one
