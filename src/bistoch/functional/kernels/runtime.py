@@ -5,53 +5,24 @@ already keeps warm: no second pool competes for the cores, and `torch.set_num_th
 """
 
 import ctypes
-import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import cfunc, njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from bistoch._fork import openmp_library, use_one_thread_after_a_lost_team
-
-# infinities are ordinary here, NaN never occurs: everything of fastmath but "ninf" and "afn"
-FAST = {"nnan", "nsz", "reassoc", "contract", "arcp"}
-OPTIONS: Any = {"fastmath": FAST, "error_model": "numpy"}
+from bistoch.functional.kernels.compile import FAST
+from bistoch.functional.kernels.compile import body as body
+from bistoch.functional.kernels.compile import jit as jit
 
 _float, _double, _i32, _i64 = ir.FloatType(), ir.DoubleType(), ir.IntType(32), ir.IntType(64)
 _pointer = ir.IntType(8).as_pointer()
-
-
-# what a kernel is compiled from: it calls functions in other files than its own
-_FOLDERS = [Path(__file__).parent, *Path(__file__).parents[1].glob("*/cpu")]
-_SOURCES = sorted(path for folder in _FOLDERS for path in folder.glob("*.py"))
-_DIGEST = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES)).hexdigest()[:12]
-
-
-def jit(function):
-    """Compile for the caller's types, for kernels only: nothing that Python could call is made."""
-    return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
-
-
-def body(function, kind):
-    """Compile a kernel that is called by its address, for floats of one kind.
-
-    Its argument is the address of its job: a pointer to such floats, which tells it their kind.
-    """
-    # the disk cache looks only at the file of a function: a digest of all files is in its name
-    function.__qualname__ = f"{function.__name__}_{_DIGEST}"
-    signature = types.void(types.CPointer(kind))
-    try:
-        return cfunc(signature, cache=True, **OPTIONS)(function)
-    except RuntimeError:
-        # no folder for the cache can be written: compile in every process instead
-        return cfunc(signature, **OPTIONS)(function)
 
 
 @intrinsic
