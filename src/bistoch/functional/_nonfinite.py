@@ -115,7 +115,10 @@ def clean_problem(
     sharpness = problem.sharpness if factor == 1.0 else None
     if factor is not None and factor != 1.0:
         sharpness = problem.sharpness * factor
-    options = (problem.sharpness, problem.lam, problem.omega, problem.log_mass)
+    options = (
+        problem.sharpness, problem.lam, problem.omega, problem.log_mass, problem.log_row_mass,
+        problem.start,
+    )  # fmt: skip
     found = clean(
         problem.query, problem.key, value,
         Pairs(problem.mask, problem.mask_index, problem.query_mask, problem.key_mask),

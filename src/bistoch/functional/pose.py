@@ -39,6 +39,8 @@ class Options(NamedTuple):
     key_mask: Tensor | None
     column_mass: Tensor | None
     scale: float | None
+    row_mass: Tensor | None = None
+    start: Tensor | None = None
 
 
 def pose(
@@ -64,6 +66,16 @@ def pose(
         key_mask = key_mask.expand(*batch, m).reshape(size, m)
     if options.column_mass is not None:
         inputs.check_column_mass(operator, options.column_mass, (*batch, m), device)
+    row_mass = options.row_mass
+    if row_mass is not None:
+        inputs.check_row_mass(operator, row_mass, (*batch, n), device)
+        # a query of mass zero is one that is not there
+        counts = (row_mass > 0).expand(*batch, n).reshape(size, n)
+        query_mask = counts if query_mask is None else query_mask & counts
+        row_mass = row_mass.expand(*batch, n).reshape(size, n).to(working_dtype(query.dtype))
+        row_mass = torch.where(counts, row_mass, 1)
+    if options.start is not None:
+        inputs.check_start(operator, options.start, (*batch, m), device)
     inputs.check_lam(operator, options.lam, batch, device)
     inputs.check_eps(operator, options.eps, batch, device)
     if options.omega is not None:
@@ -109,7 +121,11 @@ def pose(
         sharpness=sharpness,
         lam=per_problem(options.lam, batch, query),
         omega=None if omega is None else per_problem(omega, batch, query),
-        log_mass=_log_mass(options.column_mass, batch, query, key, query_mask, key_mask),
+        log_mass=_log_mass(
+            operator, options.column_mass, batch, query, key, query_mask, key_mask, row_mass
+        ),
+        log_row_mass=None if row_mass is None else row_mass.log(),
+        start=_start(options.start, (*batch, m), query),
         iters=options.iters,
         tol=options.tol,
     )
@@ -216,15 +232,27 @@ def _constant(
         return torch.full(shape, number, dtype=dtype, device=device)
 
 
+def _start(
+    start: Tensor | None, shape: tuple[int, ...], like: Tensor
+) -> Float[Tensor, "B m"] | None:
+    if start is None:
+        return None
+    # the potential of a key that nobody could see, where it comes from
+    start = start.to(like.dtype).masked_fill(start == -torch.inf, 0)
+    return start.expand(shape).reshape(like.shape[0], shape[-1])
+
+
 def _log_mass(
+    operator: str,
     mass: Tensor | None,
     batch: torch.Size,
     query: Tensor,
     key: Tensor,
     query_mask: Tensor | None,
     key_mask: Tensor | None,
+    row_mass: Float[Tensor, "B n"] | None,
 ) -> Float[Tensor, "B m"]:
-    """The log of the column targets, scaled to sum to the number of real queries.
+    """The log of the column targets, scaled to sum to the number of real queries or their masses.
 
     The scale is invisible in the plan; with the right one the potentials do not drift.
     """
@@ -236,8 +264,15 @@ def _log_mass(
     else:
         log_mass = mass.to(query.dtype).log().expand(*batch, m).reshape(size, m)
     queries = query.new_full((size,), n) if query_mask is None else query_mask.sum(-1)
+    if row_mass is not None and query_mask is not None:
+        queries = row_mass.masked_fill(~query_mask, 0).sum(-1)
+        queries = torch.where(queries > 0, queries, 1)
+    else:
+        queries = queries.clamp_min(1).to(query.dtype)
     offered = log_mass if key_mask is None else log_mass.masked_fill(~key_mask, -torch.inf)
     offered = offered.exp().sum(-1)
     # a problem without a real query or key has no columns to balance
-    wanted = queries.clamp_min(1).to(query.dtype) / torch.where(offered > 0, offered, 1)
+    if mass is not None and row_mass is not None:
+        inputs.check_equal_masses(operator, queries, offered)
+    wanted = queries / torch.where(offered > 0, offered, 1)
     return log_mass + wanted.log()[:, None]

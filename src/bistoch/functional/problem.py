@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+ALL = slice(None)
+
 
 class Problem(NamedTuple):
     """A checked balancing problem whose leading axes are flattened into one, called B.
@@ -29,6 +31,10 @@ class Problem(NamedTuple):
     # None: every iteration chooses its own, from the errors that a tol has watched
     omega: Float[Tensor, "B"] | None
     log_mass: Float[Tensor, "B m"]
+    # what every query counts in the column step; None is one for all, in logs
+    log_row_mass: Float[Tensor, "B n"] | None
+    # column potentials before the first iteration; None is zero
+    start: Float[Tensor, "B m"] | None
     iters: int
     tol: float | None
 
@@ -45,6 +51,7 @@ def part_of(problem: Problem, some: slice | Tensor) -> Problem:
 class Solution(NamedTuple):
     """What a backend finds: the plan applied to the values, and the potentials that make the plan.
 
+    Its rows sum to one, whatever they count in the column step; `with_row_mass` scales them.
     The potential of a query that may see no key, or of a key that no query may see, is minus
     infinity; all others are finite.
     """
@@ -54,6 +61,24 @@ class Solution(NamedTuple):
     column: Float[Tensor, "B m"]
     error: Float[Tensor, "B"]
     iterations: Int[Tensor, "B"]
+
+
+def with_row_mass(found: Solution, problem: Problem) -> Solution:
+    """The solution whose rows sum to the row masses of the problem, if it has any."""
+    if problem.log_row_mass is None:
+        return found
+    mass = problem.log_row_mass
+    return found._replace(output=found.output * mass.exp()[..., None], row=found.row + mass)
+
+
+def first_column(problem: Problem) -> Float[Tensor, "B m"]:
+    """The column potentials before the first iteration."""
+    return torch.zeros_like(problem.log_mass) if problem.start is None else problem.start
+
+
+def weighed(problem: Problem, row: Float[Tensor, "B r"], rows: slice = ALL) -> Float[Tensor, "B r"]:
+    """Row potentials as the column step counts them: `f + log a`."""
+    return row if problem.log_row_mass is None else row + problem.log_row_mass[:, rows]
 
 
 def dense_scores(problem: Problem) -> Float[Tensor, "B n m"]:

@@ -23,6 +23,7 @@ from bistoch.functional.problem import (
     full_precision,
     no_values,
     row_softmax,
+    with_row_mass,
 )
 
 _SOLVERS = {"reference": reference.solve, "streaming": streaming.solve, "cpu": cpu.solve}
@@ -156,7 +157,9 @@ def elastic_potentials(
     mask: Mask | None = None,
     query_mask: Bool[Tensor, "..."] | None = None,
     key_mask: Bool[Tensor, "..."] | None = None,
+    row_mass: Float[Tensor, "..."] | None = None,
     column_mass: Float[Tensor, "..."] | None = None,
+    start: Float[Tensor, "..."] | None = None,
     scale: float | None = None,
     backend: str = "auto",
 ) -> Potentials:
@@ -164,8 +167,15 @@ def elastic_potentials(
 
         P = exp(S + row + column)
 
-    Arguments are those of `elastic_attention`. Potentials keep the working precision: float32 for
-    half precision tokens.
+    Arguments are those of `elastic_attention`, and two more. Potentials keep the working precision:
+    float32 for half precision tokens.
+
+    Args:
+        row_mass: what the rows sum to, by default one: how much every query counts. A query of mass
+            zero is treated like a padded one, and no gradient reaches its mass. With a
+            `column_mass` beside it both must have the same total.
+        start: column potentials to start from, by default zero; for example the `column` of an
+            earlier call for similar tokens, whose minus infinities count as zero. Differentiable.
 
     >>> import torch, bistoch
     >>> q, k = torch.randn(2, 5, 4).unbind()
@@ -175,6 +185,7 @@ def elastic_potentials(
     """
     operator = "elastic_potentials"
     options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
+    options = options._replace(row_mass=row_mass, start=start)
     batch = inputs.check_tokens(operator, query, key)
     problem = pose(operator, batch, query, key, options)
     found = solve(operator, problem, no_values(problem), backend)
@@ -264,15 +275,18 @@ def balance(
     mask: Mask | None = None,
     query_mask: Bool[Tensor, "..."] | None = None,
     key_mask: Bool[Tensor, "..."] | None = None,
+    row_mass: Float[Tensor, "..."] | None = None,
     column_mass: Float[Tensor, "..."] | None = None,
+    start: Float[Tensor, "..."] | None = None,
     backend: str = "auto",
 ) -> Float[Tensor, "*b n m"]:
     """A plan from a score matrix you already have: rows sum to one, columns lean to equal mass.
 
         P = softmax_row(S + g),   S = scores / eps + bias
 
-    Other arguments are those of `elastic_attention`. Any number of leading axes is worked on at
-    once: a hundred thousand 4 x 4 matrices are one call.
+    Other arguments are those of `elastic_potentials`: with a `row_mass` the rows sum to it, and
+    `start` are the column potentials g of the first row step. Any number of
+    leading axes is worked on at once: a hundred thousand 4 x 4 matrices are one call.
 
     >>> import torch, bistoch
     >>> plan = bistoch.balance(torch.randn(1000, 4, 4), iters=50)
@@ -280,6 +294,7 @@ def balance(
     True
     """
     options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, None)
+    options = options._replace(row_mass=row_mass, start=start)
     return balance_scores("balance", scores, options, backend)
 
 
@@ -345,7 +360,10 @@ def _dense(operator: str, problem: Problem, batch: torch.Size, backend: str) -> 
     with full_precision(problem.query.device):
         problem, _, broken = cleaned(problem, None)
         found = _SOLVERS[chosen](problem, no_values(problem))
-        plan = show(row_softmax(dense_scores(problem) + found.column[:, None, :]), broken)
+        plan = row_softmax(dense_scores(problem) + found.column[:, None, :])
+        if problem.log_row_mass is not None:
+            plan = plan * problem.log_row_mass.exp()[..., None]
+        plan = show(plan, broken)
     _warn_if_far(operator, problem, found.error)
     return plan.reshape(*batch, *plan.shape[1:])
 
@@ -361,7 +379,7 @@ def solve(operator: str, problem: Problem, value: Tensor, backend: str) -> Solut
             clean, values, broken = cleaned(problem, value)
             found = shown(_SOLVERS[chosen](clean, values), broken, problem)
     _warn_if_far(operator, problem, found.error)
-    return found
+    return with_row_mass(found, problem)
 
 
 def _warn_if_far(operator: str, problem: Problem, error: Tensor) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bistoch.functional.elastic.operator import Gradients, History, Upstream
 from bistoch.functional.elastic.tiles import Part, parts
-from bistoch.functional.problem import Problem, Solution, row_softmax
+from bistoch.functional.problem import Problem, Solution, first_column, row_softmax
 
 
 def backward(
@@ -89,7 +89,7 @@ def _accumulate(replay: _Replay, grads: Gradients) -> None:
     dead = (replay.solution.column == -torch.inf)[:, None, :]
     steps = problem.log_mass[:, None, :] - (history.peak + history.log_total)
     steps = steps.masked_fill(dead, 0)
-    columns = [torch.zeros_like(column_grad)]
+    columns = [first_column(problem)]
     for t in range(iters):
         columns.append(columns[t] + omegas[:, t, None] * (lam * steps[:, t] - columns[t]))
 
@@ -107,6 +107,11 @@ def _accumulate(replay: _Replay, grads: Gradients) -> None:
             rows_to_one = row_softmax(scores + columns[t][:, None, :])
             column_grad -= (rows_to_one.mT @ row_grad).squeeze(-1)
     grads.log_mass[some] += step_grads.sum(1)
+    if problem.log_row_mass is not None:
+        # it is added to f before the column step, and nowhere else
+        grads.log_row_mass[some] += row_grads.sum(1)
+    if problem.start is not None:
+        grads.start[some] += column_grad
 
     for rows, scores in part.tiles():
         _, scores_grad = replay.softmax_grad(rows, scores)

@@ -18,8 +18,8 @@ from bistoch.functional.problem import Problem, Solution, full_precision
 class History(NamedTuple):
     """What iteration t leaves for the backward: its row potential f, column totals, and step.
 
-    `LSE_i(S + f) = peak + log_total`, kept apart because their sum would round away the digits that
-    make the columns of `exp(S + f - LSE)` sum to one.
+    f includes the log of the row mass. `LSE_i(S + f) = peak + log_total`, kept apart because their
+    sum would round away the digits that make the columns of `exp(S + f - LSE)` sum to one.
     """
 
     row: Tensor  # (B, T, n)
@@ -38,6 +38,9 @@ class Gradients(NamedTuple):
     lam: Tensor
     omega: Tensor
     log_mass: Tensor
+    # empty, as the mask's, where the problem has none
+    log_row_mass: Tensor
+    start: Tensor
     mask: Tensor
 
 
@@ -102,13 +105,15 @@ def register(
         lam: Tensor,
         omega: Tensor | None,
         log_mass: Tensor,
+        log_row_mass: Tensor | None,
+        start: Tensor | None,
         iters: int,
         tol: float | None,
         keep_history: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         return run_forward(
             query, key, value, mask, mask_index, query_mask, key_mask, sharpness, lam, omega,
-            log_mass, iters, tol, keep_history,
+            log_mass, log_row_mass, start, iters, tol, keep_history,
         )  # fmt: skip
 
     @forward_op.register_fake
@@ -133,6 +138,8 @@ def register(
         lam: Tensor,
         omega: Tensor | None,
         log_mass: Tensor,
+        log_row_mass: Tensor | None,
+        start: Tensor | None,
         output: Tensor,
         row: Tensor,
         column: Tensor,
@@ -143,10 +150,12 @@ def register(
         log_total_history: Tensor,
         omega_history: Tensor,
         mask_needs_grad: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[
+        Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
+    ]:  # fmt: skip
         inputs = (
             query, key, value, mask, mask_index, query_mask, key_mask, sharpness, lam, omega,
-            log_mass,
+            log_mass, log_row_mass, start,
         )  # fmt: skip
         results = (
             output, row, column, error, iterations, row_history, peak_history, log_total_history,
@@ -157,7 +166,7 @@ def register(
     @backward_op.register_fake
     def _(output_grad, row_grad, column_grad, query, key, value, *rest):
         mask, mask_needs_grad = rest[0], rest[-1]
-        differentiable = (query, key, value, *_of_problems(*rest[4:8]))
+        differentiable = (query, key, value, *_of_problems(*rest[4:10]))
         return tuple(_room(differentiable, mask if mask_needs_grad else None, fills))
 
     def setup_context(ctx, inputs, output) -> None:
@@ -204,24 +213,33 @@ def register(
 
 
 # how many inputs of the operator are tensors; the others are numbers
-INPUTS = 11
+INPUTS = 13
 
 
 def _by_input(grads: Sequence[Tensor], needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """Gradients in the order of the inputs of the operator; none for a mask or omega without."""
     found = Gradients(*grads)
     mask, omega = found.mask if needed[3] else None, found.omega if needed[9] else None
+    row_mass, start = (
+        grad if need else None for grad, need in zip(found[7:9], needed[11:13], strict=True)
+    )
     return (
         found.query, found.key, found.value, mask, None, None, None,
-        found.sharpness, found.lam, omega, found.log_mass, None, None, None,
+        found.sharpness, found.lam, omega, found.log_mass, row_mass, start, None, None, None,
     )  # fmt: skip
 
 
 def _of_problems(
-    sharpness: Tensor, lam: Tensor, omega: Tensor | None, log_mass: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    sharpness: Tensor,
+    lam: Tensor,
+    omega: Tensor | None,
+    log_mass: Tensor,
+    log_row_mass: Tensor | None,
+    start: Tensor | None,
+) -> tuple[Tensor, ...]:
     """The options that gradients are made for; those of steps that were chosen go nowhere."""
-    return sharpness, lam, lam if omega is None else omega, log_mass
+    more = (log_mass[:, :0] if option is None else option for option in (log_row_mass, start))
+    return sharpness, lam, lam if omega is None else omega, log_mass, *more
 
 
 def is_plain(inputs: Iterable[Tensor]) -> bool:

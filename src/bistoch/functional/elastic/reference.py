@@ -18,9 +18,11 @@ from bistoch.functional.problem import (
     Problem,
     Solution,
     dense_scores,
+    first_column,
     first_omega,
     row_softmax,
     spread,
+    weighed,
 )
 
 
@@ -29,14 +31,14 @@ def solve(problem: Problem, value: Float[Tensor, "B m e"]) -> Solution:
     scores = dense_scores(problem)
     lam, pace, live = problem.lam[:, None], None, live_columns(scores)
     omega = first_omega(problem)
-    column = torch.zeros_like(problem.log_mass)
+    column = first_column(problem)
     running = torch.ones_like(problem.lam, dtype=torch.bool)
     iterations = torch.zeros_like(problem.lam, dtype=torch.int64)
 
     # potentials stay finite in here, zero where no pair is allowed: what is forbidden is minus
     # infinity in the scores, and only there
     for _ in range(problem.iters):
-        row = row_step(scores, column)
+        row = weighed(problem, row_step(scores, column))
         residual = lam * column_step(scores, row, problem.log_mass) - column
         if problem.tol is not None:
             error = spread(residual, live)
@@ -50,7 +52,7 @@ def solve(problem: Problem, value: Float[Tensor, "B m e"]) -> Solution:
         iterations = iterations + running
 
     row = row_step(scores, column)
-    residual = lam * column_step(scores, row, problem.log_mass) - column
+    residual = lam * column_step(scores, weighed(problem, row), problem.log_mass) - column
     plan = row_softmax(scores + column[:, None, :])
     return Solution(
         output=plan @ value,

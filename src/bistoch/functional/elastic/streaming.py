@@ -17,9 +17,11 @@ from bistoch.functional.elastic.tiles import Part, parts
 from bistoch.functional.problem import (
     Problem,
     Solution,
+    first_column,
     first_omega,
     row_softmax,
     spread,
+    weighed,
 )
 
 
@@ -35,13 +37,13 @@ def forward(problem: Problem, value: Tensor, solution: Solution, history: Histor
 def _iterate(part: Part, history: History | None) -> tuple[Tensor, Tensor]:
     problem, pace = part.problem, None
     omega = first_omega(problem)
-    column = torch.zeros_like(problem.log_mass)
+    column = first_column(problem)
     running = torch.ones_like(problem.lam, dtype=torch.bool)
     iterations = torch.zeros_like(problem.lam, dtype=torch.int64)
     for t in range(problem.iters):
         totals, level = _Totals.none(column), column.new_zeros(len(column), 1)
         for rows, scores in part.tiles():
-            row = _row_step(scores, column)
+            row = weighed(problem, _row_step(scores, column), rows)
             totals = totals.add(scores + row[:, :, None])
             level = torch.maximum(level, row.abs().amax(-1, keepdim=True))
             if history is not None:
@@ -104,7 +106,7 @@ def _finish(part: Part, value: Tensor, column: Tensor, solution: Solution) -> No
         row = _row_step(scores, column)
         solution.row[:, rows] = row.masked_fill((scores == -torch.inf).all(-1), -torch.inf)
         solution.output[:, rows] = row_softmax(scores + column[:, None, :]) @ value
-        totals = totals.add(scores + row[:, :, None])
+        totals = totals.add(scores + weighed(problem, row, rows)[:, :, None])
     residual = problem.lam[:, None] * totals.column_step(problem.log_mass) - column
     solution.column.copy_(column.masked_fill(~totals.live(), -torch.inf))
     solution.error.copy_(spread(residual, totals.live()))

@@ -36,11 +36,14 @@ from bistoch.functional.inputs.states import check_leading_axis as check_leading
 from bistoch.functional.inputs.states import check_state as check_state
 from bistoch.functional.inputs.tensors import check_floating as check_floating
 from bistoch.functional.inputs.tokens import check_column_mass as check_column_mass
+from bistoch.functional.inputs.tokens import check_equal_masses as check_equal_masses
 from bistoch.functional.inputs.tokens import check_equal_padding as check_equal_padding
 from bistoch.functional.inputs.tokens import check_mask as check_mask
 from bistoch.functional.inputs.tokens import check_padding as check_padding
+from bistoch.functional.inputs.tokens import check_row_mass as check_row_mass
 from bistoch.functional.inputs.tokens import check_shared_mask as check_shared_mask
 from bistoch.functional.inputs.tokens import check_square as check_square
+from bistoch.functional.inputs.tokens import check_start as check_start
 from bistoch.functional.inputs.tokens import check_tokens as check_tokens
 from bistoch.functional.inputs.tokens import check_variance as check_variance
 from bistoch.functional.inputs.tokens import check_vectors as check_vectors

@@ -149,6 +149,47 @@ def check_column_mass(
         )
 
 
+def check_row_mass(operator: str, mass: Tensor, shape: Sequence[int], device: torch.device) -> None:
+    """Check what the rows should sum to: none negative, one for each query."""
+    check_floating(operator, "row_mass", mass, axes="(*b, n)", rank=1)
+    check_broadcast(operator, "row_mass", mass, shape, "(*b, n) =")
+    check_device(operator, "row_mass", mass, device)
+    if values_are_at_hand(mass):
+        wrong = mass.detach()[~((mass >= 0) & mass.isfinite())]
+        if wrong.numel():
+            raise ValueError(
+                f"{operator}: row_mass must be finite and not negative everywhere, but one entry "
+                f"is {wrong[0].item():g}; a query of mass zero counts as padding"
+            )
+
+
+def check_equal_masses(operator: str, rows: Tensor, columns: Tensor) -> None:
+    """Check that row masses and column masses of real tokens have the same total."""
+    if not values_are_at_hand(rows):
+        return
+    wrong = ((rows - columns).abs() > 1e-3 * rows).nonzero()
+    if wrong.numel():
+        at = int(wrong[0])
+        raise ValueError(
+            f"{operator}: row_mass and column_mass must have the same total over real tokens, but "
+            f"in problem {at} the rows sum to {rows[at].item():g} and the columns to "
+            f"{columns[at].item():g}; scale one of them, or leave one out"
+        )
+
+
+def check_start(operator: str, start: Tensor, shape: Sequence[int], device: torch.device) -> None:
+    """Check column potentials to start from; minus infinity is a key that nobody could see."""
+    check_floating(operator, "start", start, axes="(*b, m)", rank=1)
+    check_broadcast(operator, "start", start, shape, "(*b, m) =")
+    check_device(operator, "start", start, device)
+    if values_are_at_hand(start) and not bool((start < torch.inf).all()):
+        raise ValueError(
+            f"{operator}: start must be column potentials, finite or minus infinity, but "
+            f"{int((~(start < torch.inf)).sum())} of them are NaN or infinite; pass the `column` "
+            "of potentials that were found before, or leave start out"
+        )
+
+
 def check_variance(operator: str, name: str, variance: Tensor, tokens: Tensor) -> None:
     """Check the variances of Gaussian tokens: one for each feature, none of them negative."""
     check_floating(operator, name, variance, axes="(*b, length, features)", rank=2)

@@ -28,6 +28,7 @@ from bistoch.functional.elastic.cpu.head import (
     open_phase,
     over_columns,
     over_queries,
+    row_mass,
     rows_of_slot,
     slot_at,
     whole,
@@ -192,6 +193,9 @@ def step(pointer):
     one, zero, t = like(1), like(0), phase.t
     kernel = kernel_of(job, phase.space, like)
     left, _ = low_rank(job, phase.space, like)
+    row_mass_grad = vector(
+        job.log_row_mass_grad_at + phase.index * job.n * size_of(like), job.n, like
+    )
     scale = over_queries(job, phase.space, SHIFT, like)
     received = over_queries(job, phase.space, GRAD, like)
     ratio, weight = (
@@ -220,8 +224,15 @@ def step(pointer):
                 dot_rows(rows, weight, part(received, top, bottom))
                 for i in range(top, bottom):
                     a = one / scale[i] if scale[i] > zero else zero
-                    received[i] *= -a * a
-                    left[2 * t, i] = a
+                    if job.log_row_mass_at:
+                        # the factor of C; that of R stays as it is
+                        counted = a * row_mass(job, phase.index, i, like)
+                        row_mass_grad[i] -= counted * received[i]
+                        received[i] *= -a * counted
+                        left[2 * t, i] = counted
+                    else:
+                        received[i] *= -a * a
+                        left[2 * t, i] = a
                     left[2 * t + 1, i] = received[i]
                 add_columns(rows, part(received, top, bottom), partial)
             flush(totals, partial)

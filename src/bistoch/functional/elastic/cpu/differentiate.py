@@ -23,6 +23,7 @@ from bistoch.functional.elastic.cpu.head import (
     run_phase,
     whole,
 )
+from bistoch.functional.elastic.cpu.solve import first_columns
 from bistoch.functional.kernels.array import vector
 from bistoch.functional.kernels.nonfinite import OUT_OF_RANGE
 from bistoch.functional.kernels.runtime import (
@@ -90,6 +91,8 @@ def differentiate_head(job, index, space, worker, like):
         # what is left to send back is below rounding; long steps could make it grow again
         if end_step(job, index, space, t, like) <= still / 32 * scale and job.omega_at:
             break
+    if job.start_grad_at:
+        copy(column_grad, vector(job.start_grad_at + index * m * size, m, like))
     run_phase(job, job.scatter_body, index, space, worker, steps, first)
     collect(job, index, space, like)
 
@@ -120,6 +123,9 @@ def clear_options(job, index, like):
     vector(job.omega_grad_at, job.batch, like)[index] = like(0)
     log_mass_grad = of_head(job.log_mass_grad_at, index, 1, job.m, like)
     log_mass_grad[:] = like(0)
+    if job.log_row_mass_grad_at:
+        row_mass_grad = of_head(job.log_row_mass_grad_at, index, 1, job.n, like)
+        row_mass_grad[:] = like(0)
 
 
 @jit
@@ -167,7 +173,7 @@ def replay_columns(job, index, space, steps, like):
     lam = vector(job.lam_at, job.batch, like)[index]
     _, right = low_rank(job, space, like)
     full, column = over_keys(job, space, STEP, like), over_keys(job, space, COLUMN_GRAD, like)
-    column[:] = like(0)
+    first_columns(job, index, column, like)
     for t in range(steps):
         read_step(job, index, space, t, like)
         before = right[2 * t + 1]

@@ -27,6 +27,7 @@ from bistoch.functional.elastic.cpu.head import (
     over_columns,
     over_queries,
     rows_of_slot,
+    weigh_rows,
 )
 from bistoch.functional.elastic.cpu.rows import add_columns, dot_rows, flush
 from bistoch.functional.kernels.array import part, row_at, start_of, vector
@@ -45,7 +46,6 @@ def build(pointer):
     like, phase = kind_of(pointer), open_phase(pointer)
     job = open_job(phase.job_at)
     kernel = kernel_of(job, phase.space, like)
-    factor = over_queries(job, phase.space, FACTOR, like)
     slot, tried = next_slot(job, pointer, 0), 1
     while slot >= 0:
         total = of_slot(job, phase.space, slot, SUM, like)
@@ -60,10 +60,11 @@ def build(pointer):
             place = block_place(job, start, slot)
             block = part(kernel, place, place + end - start)
             build_block(job, phase.index, phase.space, start, end, block, like)
+            used = weigh_rows(job, phase.index, phase.space, start, end, like)
             for top in range(0, end - start, 8):
                 bottom = min(top + 8, end - start)
                 add_columns(
-                    part(block, top, bottom), part(factor, start + top, start + bottom), partial
+                    part(block, top, bottom), part(used, start + top, start + bottom), partial
                 )
             flush(total, partial)
         slot, tried = next_slot(job, pointer, tried), tried + 1
@@ -95,7 +96,8 @@ def iterate(pointer):
                 rows = part(kernel, top, bottom)
                 dot_rows(rows, weight, part(factor, top, bottom))
                 invert(part(factor, top, bottom))
-                add_columns(rows, part(factor, top, bottom), partial)
+                used = weigh_rows(job, phase.index, phase.space, top, bottom, like)
+                add_columns(rows, part(used, top, bottom), partial)
             flush(total, partial)
         slot, tried = next_slot(job, pointer, tried), tried + 1
 
@@ -138,10 +140,11 @@ def finish(pointer):
             else:
                 build_block(job, phase.index, phase.space, start, end, block, like)
             if job.exact_error:
+                used = weigh_rows(job, phase.index, phase.space, start, end, like)
                 for top in range(0, end - start, 8):
                     bottom = min(top + 8, end - start)
                     add_columns(
-                        part(block, top, bottom), part(factor, start + top, start + bottom), partial
+                        part(block, top, bottom), part(used, start + top, start + bottom), partial
                     )
                 flush(total, partial)
             if e:

@@ -16,6 +16,7 @@ from bistoch.functional.kernels.runtime import (
     TRANSPOSED,
     address_of,
     call_body,
+    exponential,
     jit,
     matmul,
     size_of,
@@ -39,13 +40,14 @@ FIELDS = (
     "mask_grad_at", "mask_grad_size", "unsafe_at", "workspace_at", "workspace_stride",
     # inputs
     "query_at", "key_at", "value_at", "mask_at", "mask_index_at", "query_mask_at", "key_mask_at",
-    "sharpness_at", "lam_at", "omega_at", "log_mass_at",
+    "sharpness_at", "lam_at", "omega_at", "log_mass_at", "log_row_mass_at", "start_at",
     # the solution and its history
     "output_at", "row_at", "column_at", "error_at", "iterations_at", "row_history_at",
     "peak_history_at", "log_total_history_at", "omega_history_at",
     # gradients that arrive and leave
     "output_grad_at", "row_grad_at", "column_grad_at", "query_grad_at", "key_grad_at",
     "value_grad_at", "sharpness_grad_at", "lam_grad_at", "omega_grad_at", "log_mass_grad_at",
+    "log_row_mass_grad_at", "start_grad_at",
 )  # fmt: skip
 JOB = from_dtype(np.dtype([(name, np.int64) for name in FIELDS]))
 
@@ -60,8 +62,9 @@ PHASE_COUNT = len(PHASE_FIELDS)
 FACTOR, SHIFT, GRAD = range(3)
 COLUMN, ABSORBED, WEIGHT, TOTAL, PEAK, STEP, COLUMN_GRAD = range(7)
 QUERY_VECTORS, KEY_VECTORS = 3, 7
-# the forward has residuals where the backward has gradients
+# the forward has residuals where the backward has gradients, and row factors times row masses
 RESIDUAL = COLUMN_GRAD
+WEIGHED = GRAD
 # vectors over keys that every slot has for itself
 SUM, PARTIAL = range(2)
 
@@ -258,11 +261,14 @@ def look(job, index, slot, like):
     queries = job.query_at + (index * job.n + first) * d * size
     start, stop = m * slot // job.slots, m * (slot + 1) // job.slots
     count, keys = stop - start, index * m + start
+    masses = job.log_row_mass_at + (index * job.n + first) * size
     if (
         largest_bits(queries, (last - first) * d, False, like) > most
         or largest_bits(job.key_at + keys * d * size, count * d, False, like) > most
         or is_broken(job.value_at + keys * e * size, count * e, False, like)
         or is_broken(job.log_mass_at + keys * size, count, False, like)
+        or (job.start_at != 0 and is_broken(job.start_at + keys * size, count, False, like))
+        or (job.log_row_mass_at != 0 and is_broken(masses, last - first, False, like))
         or is_broken(job.sharpness_at + index * size, 1, False, like)
         or is_broken(job.lam_at + index * size, 1, False, like)
         or (job.omega_at != 0 and is_broken(job.omega_at + index * size, 1, False, like))
@@ -330,6 +336,25 @@ def build_block(job, index, space, first, last, block, like):
         block[i - first, job.m :] = zero
         shift[i] = highest
         factor[i] = one / rest if rest > zero else zero
+
+
+@jit
+def row_mass(job, index, i, like):
+    """What a query counts in the column step."""
+    place = job.log_row_mass_at + index * job.n * size_of(like)
+    return exponential(vector(place, job.n, like)[i]) if job.log_row_mass_at else like(1)
+
+
+@jit
+def weigh_rows(job, index, space, first, last, like):
+    """Row factors as column totals count them: as they are, or times the row masses."""
+    factor = over_queries(job, space, FACTOR, like)
+    if not job.log_row_mass_at:
+        return factor
+    used = over_queries(job, space, WEIGHED, like)
+    for i in range(first, last):
+        used[i] = factor[i] * row_mass(job, index, i, like)
+    return used
 
 
 @jit

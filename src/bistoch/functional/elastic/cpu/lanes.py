@@ -42,10 +42,18 @@ def solve(problem: Problem) -> tuple[Tensor, Tensor]:
     if problem.mask is None or problem.mask_index is None:
         raise ValueError("lanes: expected scores that exist already, as the mask of the problem")
     scores = forbid(problem.mask, None, problem.query_mask, problem.key_mask)
-    inputs = (scores, problem.lam, problem.omega, problem.log_mass)
+    start = problem.start
+    if start is not None and start.shape[-1]:
+        # what all columns share is invisible in a plan; without it the factors stay in range
+        least, most = start.detach().aminmax(dim=-1, keepdim=True)
+        start = start - (least + most) / 2
+    inputs = (scores, problem.lam, problem.omega, problem.log_mass, problem.log_row_mass, start)
     tensors = (tensor for tensor in inputs if tensor is not None)
     refuse_tangents("balance_lanes", tensors, 'choose backend="reference"')
-    return balance_lanes(*inputs, problem.iters, problem.tol)
+    plan, error = balance_lanes(*inputs, problem.iters, problem.tol)
+    if problem.log_row_mass is not None:
+        plan = plan * problem.log_row_mass.exp()[..., None]
+    return plan, error
 
 
 class Options(NamedTuple):
@@ -54,6 +62,8 @@ class Options(NamedTuple):
     lam: Tensor
     omega: Tensor | None
     log_mass: Tensor
+    log_row_mass: Tensor | None
+    start: Tensor | None
     iters: int
     tol: float | None
 
@@ -64,11 +74,13 @@ def balance_lanes(
     lam: Tensor,
     omega: Tensor | None,
     log_mass: Tensor,
+    log_row_mass: Tensor | None,
+    start: Tensor | None,
     iters: int,
     tol: float | None,
 ) -> tuple[Tensor, Tensor]:
     """The plan of every matrix, minus infinity being a forbidden pair, and its column error."""
-    options = Options(lam, omega, log_mass, iters, tol)
+    options = Options(lam, omega, log_mass, log_row_mass, start, iters, tol)
     plan, error = _dense_like(scores), _dense_like(lam)
     unsafe = _run(scores, options, {"plan": plan, "error": error}, backward=False)
     if unsafe.numel():
@@ -91,25 +103,39 @@ def balance_lanes_backward(
     lam: Tensor,
     omega: Tensor | None,
     log_mass: Tensor,
+    log_row_mass: Tensor | None,
+    start: Tensor | None,
     iters: int,
     tol: float | None,
     options_too: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of the scores and, if asked for, of the options."""
-    options = Options(lam, omega, log_mass, iters, tol)
+    options = Options(lam, omega, log_mass, log_row_mass, start, iters, tol)
     scores_grad = _dense_like(scores)
-    grads = {"lam": lam, "omega": lam, "log_mass": log_mass}
+    grads = dict(zip(OPTION_NAMES, _differentiable(*options[:5]), strict=True))
     grads = {f"{name}_grad": _dense_like(option).zero_() for name, option in grads.items()}
     tensors = {"plan_grad": plan_grad.contiguous(), "scores_grad": scores_grad}
     unsafe = _run(scores, options, tensors | (grads if options_too else {}), backward=True)
     if unsafe.numel():
         _differentiate_in_logs(scores, options, unsafe, plan_grad, scores_grad, grads)
-    return scores_grad, grads["lam_grad"], grads["omega_grad"], grads["log_mass_grad"]
+    lams, omegas, masses, row_masses, starts = grads.values()
+    return scores_grad, lams, omegas, masses, row_masses, starts
 
 
 @balance_lanes_backward.register_fake
-def _(plan_grad, scores, lam, omega, log_mass, *_):
-    return tuple(_dense_like(tensor) for tensor in (scores, lam, lam, log_mass))
+def _(plan_grad, scores, *options):
+    return tuple(_dense_like(tensor) for tensor in (scores, *_differentiable(*options[:5])))
+
+
+# what has a gradient beside the scores
+OPTION_NAMES = ("lam", "omega", "log_mass", "log_row_mass", "start")
+
+
+def _differentiable(lam, omega, log_mass, log_row_mass, start) -> tuple[Tensor, ...]:
+    """Tensors like the gradients of the options; empty for one that is not there."""
+    none = log_mass[:, :0]
+    row_mass, first = (none if option is None else option for option in (log_row_mass, start))
+    return lam, lam, log_mass, row_mass, first
 
 
 def _dense_like(tensor: Tensor) -> Tensor:
@@ -118,18 +144,18 @@ def _dense_like(tensor: Tensor) -> Tensor:
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs[:4])
-    ctx.steps = inputs[4:]
+    ctx.save_for_backward(*inputs[:6])
+    ctx.steps = inputs[6:]
     ctx.mark_non_differentiable(output[1])
 
 
 def _differentiate(ctx, plan_grad, _):
-    options_too = any(ctx.needs_input_grad[1:4])
-    scores, lam, omega, log_mass = balance_lanes_backward(
-        plan_grad, *ctx.saved_tensors, *ctx.steps, options_too
-    )
-    # steps that were chosen have no gradient
-    return scores, lam, omega if ctx.needs_input_grad[2] else None, log_mass, None, None
+    needed = ctx.needs_input_grad
+    options_too = any(needed[1:6])
+    grads = balance_lanes_backward(plan_grad, *ctx.saved_tensors, *ctx.steps, options_too)
+    # steps that were chosen have no gradient, nor what is not there
+    kept = (grad if need else None for grad, need in zip(grads, needed, strict=False))
+    return (*kept, None, None)
 
 
 balance_lanes.register_autograd(_differentiate, setup_context=_setup_context)
@@ -150,8 +176,8 @@ def _run(scores: Tensor, options: Options, tensors: dict[str, Tensor], *, backwa
         "scores": scores, "lam": options.lam, "unsafe": unsafe,
         "log_mass": options.log_mass, "workspace": scores.new_empty(workers * elements),
     }  # fmt: skip
-    if options.omega is not None:
-        named["omega"] = options.omega
+    more = {name: getattr(options, name) for name in ("omega", "log_row_mass", "start")}
+    named |= {name: option for name, option in more.items() if option is not None}
     # kept by name until the kernels are done: contiguous copies must outlive their addresses
     arrays = {field: tensor.contiguous() for field, tensor in named.items()}
     reals = np.array(
@@ -186,6 +212,8 @@ def _in_logs(scores: Tensor, options: Options, some: Tensor) -> tuple[Problem, T
         lam=options.lam[some],
         omega=None if options.omega is None else options.omega[some],
         log_mass=options.log_mass[some],
+        log_row_mass=None if options.log_row_mass is None else options.log_row_mass[some],
+        start=None if options.start is None else options.start[some],
         iters=options.iters,
         tol=options.tol,
     )
@@ -214,10 +242,13 @@ def _differentiate_in_logs(
         lam=torch.zeros_like(problem.lam),
         omega=torch.zeros_like(problem.lam),
         log_mass=torch.zeros_like(problem.log_mass),
+        log_row_mass=torch.zeros_like(found.row),
+        start=torch.zeros_like(found.column),
         mask=torch.zeros_like(arriving),
     )
     upstream = Upstream(arriving, torch.zeros_like(found.row), torch.zeros_like(found.column))
     gradient.backward(problem, value, found, history, upstream, own)
     scores_grad[some] = own.mask
-    for grad, found_grad in zip(grads.values(), (own.lam, own.omega, own.log_mass), strict=True):
-        grad[some] = found_grad
+    for name, grad in grads.items():
+        if grad.numel():
+            grad[some] = getattr(own, name.removesuffix("_grad"))

@@ -16,6 +16,8 @@ from bistoch.functional.elastic.cpu.lanes_job import (
     LAM,
     LANES,
     LOG_MASS,
+    MASS,
+    MASS_GRAD,
     PLAN,
     RECEIVED,
     RESCALE,
@@ -33,6 +35,7 @@ from bistoch.functional.elastic.cpu.lanes_job import (
     gather,
     inverse_totals,
     largest_of,
+    multiply,
     next_group,
     numbers,
     open_job,
@@ -45,6 +48,7 @@ from bistoch.functional.elastic.cpu.lanes_job import (
     row_products,
     spread_out,
     steps_taken,
+    weigh_rows,
 )
 from bistoch.functional.kernels.array import matrix, vector
 from bistoch.functional.kernels.runtime import jit, kind_of, larger
@@ -78,7 +82,19 @@ def differentiate_plans(pointer):
             flat(pairs(job, space, RESCALE, like)),
         )
         gather(grad, first, job.batch, vector(job.scores_grad_at, job.batch * job.n * job.m, like))
+        write_grads(job, first, space, like)
         first = next_group(job)
+
+
+@jit
+def write_grads(job, first, space, like):
+    """The gradients of row masses and of the column potentials before the first iteration."""
+    if job.log_row_mass_grad_at:
+        mass_grads = vector(job.log_row_mass_grad_at, job.batch * job.n, like)
+        gather(over_queries(job, space, MASS_GRAD, like), first, job.batch, mass_grads)
+    if job.start_grad_at:
+        starts = vector(job.start_grad_at, job.batch * job.m, like)
+        gather(over_keys(job, space, COLUMN_GRAD, like), first, job.batch, starts)
 
 
 @jit
@@ -92,6 +108,7 @@ def begin(job, first, space, like):
     fill(flat(mean), like(0))
     fill(flat(column_grad), like(0))
     fill(flat(pairs(job, space, RESCALE, like)), like(0))
+    fill(flat(over_queries(job, space, MASS_GRAD, like)), like(0))
     for i in range(n):
         for j in range(m):
             for lane in range(LANES):
@@ -121,7 +138,7 @@ def magnitudes(numbers, result):
 
 @jit
 def take_away(grad, kernel, rescale):
-    """`dS = Z - K * rescale`."""
+    """`dS = Z - K * rescale`, and the like."""
     for r in range(len(grad)):
         grad[r] -= kernel[r] * rescale[r]
 
@@ -139,9 +156,15 @@ def back_step(job, space, t, slot, still, like):
     lam = flat(over_keys(job, space, LAM, like))
     pass_on(flat(taken), lam, flat(column_grad), flat(inverse), flat(scaled))
     row_products(job, kernel, scaled, row_grad, like)
+    used = weigh_rows(job, space, factor, like)
+    if job.log_row_mass_grad_at:
+        mass_grad = over_queries(job, space, MASS_GRAD, like)
+        take_away(flat(mass_grad), flat(used), flat(row_grad))
     turn(flat(row_grad), flat(factor))
+    if job.log_row_mass_at:
+        multiply(flat(row_grad), flat(over_queries(job, space, MASS, like)), flat(row_grad))
     column_products(job, kernel, row_grad, received, like)
-    add_outer(job, rescale, factor, scaled, like)
+    add_outer(job, rescale, used, scaled, like)
     add_outer(job, rescale, row_grad, weight, like)
     receive(flat(taken), flat(weight), flat(received), flat(column_grad))
     largest, size = numbers(job, space, REST, like), numbers(job, space, SIZE, like)

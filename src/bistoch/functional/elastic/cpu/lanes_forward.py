@@ -19,6 +19,7 @@ from bistoch.functional.elastic.cpu.lanes_job import (
     LEVEL,
     LOG_MASS,
     LOWEST,
+    MASS,
     OMEGA,
     PLAN,
     RESIDUAL,
@@ -47,6 +48,7 @@ from bistoch.functional.elastic.cpu.lanes_job import (
     row_products,
     spread_out,
     steps_taken,
+    weigh_rows,
 )
 from bistoch.functional.elastic.cpu.lanes_pace import choose_steps, forget_steps
 from bistoch.functional.kernels.array import start_of, vector
@@ -103,6 +105,15 @@ def load(job, first, space, like):
     spread_out(vector(job.lam_at, batch, like), first, batch, lam[:1])
     for j in range(1, m):
         lam[j] = lam[0]
+    if job.log_row_mass_at:
+        mass = over_queries(job, space, MASS, like)
+        spread_out(vector(job.log_row_mass_at, batch * n, like), first, batch, mass)
+        exponentiate(flat(mass))
+    if job.start_at:
+        start = over_keys(job, space, COLUMN, like)
+        spread_out(vector(job.start_at, batch * m, like), first, batch, start)
+    else:
+        fill(flat(over_keys(job, space, COLUMN, like)), like(0))
     top, level = numbers(job, space, FAR, like), numbers(job, space, LEVEL, like)[0]
     fill(level, like(0))
     fill(flat(shut), like(-np.inf))
@@ -274,10 +285,15 @@ def weigh(column, weight, size):
 def iterate(job, space, tol, still, like):
     """All iterations of a group; return how many were computed before the plans stood still."""
     kernel = pairs(job, space, KERNEL, like)
-    fill(flat(over_keys(job, space, COLUMN, like)), like(0))
-    fill(flat(column_factors(job, space, 0, like)), like(1))
     fill(numbers(job, space, BEFORE, like)[0], like(np.inf))
     fill(numbers(job, space, UNSAFE, like)[0], like(0))
+    if job.start_at:
+        size = over_keys(job, space, HIGH, like)
+        column, factors = over_keys(job, space, COLUMN, like), column_factors(job, space, 0, like)
+        weigh(flat(column), flat(factors), flat(size))
+        distrust(job, space, size, SAFE, like)
+    else:
+        fill(flat(column_factors(job, space, 0, like)), like(1))
     steps = numbers(job, space, STEPS, like)[0]
     fill(steps, like(0) if tol >= 0 else like(job.iters))
     numbers(job, space, TAKEN, like)[0] = numbers(job, space, OMEGA, like)[0]
@@ -285,7 +301,8 @@ def iterate(job, space, tol, still, like):
         slot, next_slot = (t, t + 1) if job.backward else (0, 0)
         factor = row_factors(job, space, slot, like)
         row_step(job, kernel, column_factors(job, space, slot, like), factor, like)
-        column_products(job, kernel, factor, inverse_totals(job, space, slot, like), like)
+        used = weigh_rows(job, space, factor, like)
+        column_products(job, kernel, used, inverse_totals(job, space, slot, like), like)
         measure(job, space, slot, like)
         # without a tolerance it is enough to look now and then
         busy = 1
@@ -322,6 +339,7 @@ def finish(job, space, done, like):
 def last_error(job, space, like):
     """How far `lam h - g` of live columns lie apart in the end."""
     factor, kernel = over_queries(job, space, FACTOR, like), pairs(job, space, KERNEL, like)
-    column_products(job, kernel, factor, inverse_totals(job, space, 0, like), like)
+    used = weigh_rows(job, space, factor, like)
+    column_products(job, kernel, used, inverse_totals(job, space, 0, like), like)
     measure(job, space, 0, like)
     measure_rest(job, space, like)

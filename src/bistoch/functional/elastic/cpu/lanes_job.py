@@ -25,9 +25,10 @@ LANES = 32
 # the numbers of a job in their order; names ending in _at are addresses
 FIELDS = (
     "next_group", "next_worker", "batch", "n", "m", "iters", "backward",
-    "reals_at", "scores_at", "lam_at", "omega_at", "log_mass_at",
+    "reals_at", "scores_at", "lam_at", "omega_at", "log_mass_at", "log_row_mass_at", "start_at",
     "plan_at", "error_at", "unsafe_at",
     "plan_grad_at", "scores_grad_at", "lam_grad_at", "omega_grad_at", "log_mass_grad_at",
+    "log_row_mass_grad_at", "start_grad_at",
     "workspace_at", "workspace_stride",
 )  # fmt: skip
 JOB = from_dtype(np.dtype([(name, np.int64) for name in FIELDS]))
@@ -37,7 +38,7 @@ KERNEL, PLAN, GRAD, RESCALE = range(4)
 COLUMN, LOG_MASS, LAM, DEAD, SHUT, RESIDUAL, HIGH, COLUMN_GRAD, SCALED, RECEIVED = range(10)
 # the forward has residuals where the backward has gradients
 OLD, NOW = SCALED, RECEIVED
-FACTOR, ROW_GRAD = range(2)
+FACTOR, ROW_GRAD, MASS, WEIGHED, MASS_GRAD = range(5)
 (
     OMEGA,
     REST,
@@ -54,7 +55,7 @@ FACTOR, ROW_GRAD = range(2)
     LEVEL,
     LIVE,
 ) = range(14)
-MATRICES, KEY_VECTORS, QUERY_VECTORS, NUMBERS = 4, 10, 2, 14
+MATRICES, KEY_VECTORS, QUERY_VECTORS, NUMBERS = 4, 10, 5, 14
 
 
 def group_elements(n: int, m: int, iters: int, backward: bool) -> int:
@@ -196,9 +197,14 @@ def has_broken(job, first, count, like):
     stay_apart()
     size = size_of(like)
     keys, pairs = job.m * size, job.n * job.m * size
+    masses = job.log_row_mass_at + first * job.n * size
     return (
         is_broken(job.scores_at + first * pairs, count * job.n * job.m, True, like)
         or is_broken(job.log_mass_at + first * keys, count * job.m, False, like)
+        or (job.log_row_mass_at != 0 and is_broken(masses, count * job.n, False, like))
+        or (
+            job.start_at != 0 and is_broken(job.start_at + first * keys, count * job.m, False, like)
+        )
         or is_broken(job.lam_at + first * size, count, False, like)
         or (job.omega_at != 0 and is_broken(job.omega_at + first * size, count, False, like))
     )
@@ -260,6 +266,23 @@ def column_products(job, block, factor, sums, like):
         for j in range(job.m):
             entry = at_block + (i * job.m + j) * wide
             add_product(at_sums + j * wide, entry, at_factor + i * wide, like)
+
+
+@jit
+def weigh_rows(job, space, factor, like):
+    """Row factors as the column step counts them: as they are, or times the row masses."""
+    if not job.log_row_mass_at:
+        return factor
+    used = over_queries(job, space, WEIGHED, like)
+    multiply(flat(factor), flat(over_queries(job, space, MASS, like)), flat(used))
+    return used
+
+
+@jit
+def multiply(a, b, result):
+    """Place by place."""
+    for r in range(len(result)):
+        result[r] = a[r] * b[r]
 
 
 @jit

@@ -283,7 +283,7 @@ def _run(
     workers = form.layout.workers
     workspace = torch.empty(workers * form.layout.workspace_stride, dtype=dtype)
     # in the order of the fields of a job
-    tensors = [problem.query, problem.key, value, *problem[2:10], *solution]
+    tensors = [problem.query, problem.key, value, *problem[2:12], *solution]
     tensors += [None] * len(History._fields) if history is None else history
     if upstream is not None and grads is not None:
         tensors += [*upstream, *grads[:-1]]

@@ -25,6 +25,7 @@ from bistoch.functional.elastic.cpu.head import (
     open_job,
     over_keys,
     over_queries,
+    row_mass,
     run_phase,
     spare_rows,
     whole,
@@ -68,7 +69,7 @@ def solve_head(job, index, space, worker, like):
     reals = vector(job.reals_at, 3, np.float64)
     tol, still = reals[0], reals[1]
     keep = job.stored_rows == job.n
-    over_keys(job, space, COLUMN, like)[:] = like(0)
+    first_columns(job, index, over_keys(job, space, COLUMN, like), like)
     over_keys(job, space, RESIDUAL, like)[:] = like(0)
     clear_padding(job, space, like)
     fresh, steps, rest, before = False, job.iters, like(0), like(np.inf)
@@ -123,6 +124,16 @@ def solve_head(job, index, space, worker, like):
         rest, _ = spread(job, index, space, like)
     vector(job.error_at, job.batch, like)[index] = rest
     close_columns(job, index, space, like)
+
+
+@jit
+def first_columns(job, index, column, like):
+    """The column potentials before the first iteration."""
+    stay_apart()
+    if job.start_at:
+        copy(vector(job.start_at + index * job.m * size_of(like), job.m, like), column)
+    else:
+        column[:] = like(0)
 
 
 @jit
@@ -187,6 +198,8 @@ def rescue_totals(job, index, space, total, peak, like):
             for i in range(first, last):
                 if factor[i] > 0:
                     row, f = scratch[i - first], row_potential(job, space, i, like)
+                    if job.log_row_mass_at:
+                        f += logarithm(row_mass(job, index, i, like))
                     if sweep == 0:
                         for j in range(m):
                             peak[j] = larger(peak[j], row[j] + f)
