@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-# numbers that are not worth forgetting: 256 KiB in float32
+# intermediate numbers below which nothing is recomputed: 256 KiB in float32
 FEW = 1 << 16
 
 
-def forgetful(numbers: int, step: Callable[..., Any], *inputs: Any) -> Any:
+def checkpointed(numbers: int, step: Callable[..., Any], *inputs: Any) -> Any:
     """Call a step so that autograd keeps its inputs only, and none of its intermediate tensors.
 
     Args:
@@ -19,7 +19,7 @@ def forgetful(numbers: int, step: Callable[..., Any], *inputs: Any) -> Any:
         inputs: what to call it with.
 
     >>> x = torch.ones(3, requires_grad=True)
-    >>> forgetful(1_000_000, lambda x: (x * x).exp().sum(), x).backward()
+    >>> checkpointed(1_000_000, lambda x: (x * x).exp().sum(), x).backward()
     >>> bool(torch.allclose(x.grad, 2 * torch.e * torch.ones(3)))
     True
     """

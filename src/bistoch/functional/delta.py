@@ -13,7 +13,7 @@ from bistoch.functional import inputs
 from bistoch.functional._masks import forbid_low
 from bistoch.functional._nonfinite import Pairs, clean, show
 from bistoch.functional._operator import check_options, parse_operator
-from bistoch.functional._recompute import forgetful
+from bistoch.functional._recompute import checkpointed
 from bistoch.functional.backends import assume_constant_result
 from bistoch.functional.inputs import Mask
 from bistoch.functional.pose import working_dtype
@@ -232,7 +232,7 @@ def _sparse_rows(
         return attend(query[..., first:last, :], key, value, mask=mask)
 
     chunks = [
-        forgetful(numbers, chunk, tokens.query, tokens.key, value, first, min(first + step, n))
+        checkpointed(numbers, chunk, tokens.query, tokens.key, value, first, min(first + step, n))
         for first in range(0, n, step)
     ]
     return torch.cat(chunks, -2)
@@ -254,7 +254,7 @@ def _dense_rows(
         return attend(query, key, value, mask=mask)
 
     chunks = [
-        forgetful(numbers, chunk, query, tokens.key, value, first, min(first + CHUNK, rows))
+        checkpointed(numbers, chunk, query, tokens.key, value, first, min(first + CHUNK, rows))
         for first in range(0, rows, CHUNK)
     ]
     return torch.cat(chunks, -2)

@@ -18,7 +18,7 @@ from torch.nn.functional import pad as pad_axes
 
 from bistoch.functional import inputs
 from bistoch.functional._nonfinite import clean_problem, show
-from bistoch.functional._recompute import forgetful
+from bistoch.functional._recompute import checkpointed
 from bistoch.functional.elastic.reference import logsumexp
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import Options, flatten, moves_columns, pose
@@ -156,7 +156,7 @@ def attend(
     with full_precision(query.device):
         blocks = cut(problem, block, pad)
         scores, column = solve(blocks, options, updates, pad)
-        output = forgetful(blocks.pairs(), finish, *scores, column, _blocked(value, block, pad))
+        output = checkpointed(blocks.pairs(), finish, *scores, column, _blocked(value, block, pad))
         output = show(_joined(output, n, pad), broken)
     return output.reshape(*batch, n, value.shape[-1]).to(query.dtype)
 
@@ -200,10 +200,10 @@ def solve(blocks: Blocks, options: Options, updates: int, pad: str) -> tuple[Tan
 
     mean, column = first_mean(blocks, pad), torch.zeros_like(blocks.bias)
     for t in range(updates - 1):
-        mean, column = forgetful(blocks.pairs(), advance, mean, column, t < steps)
-    scores = Tangent(*forgetful(blocks.pairs(), lambda *x: touch(blocks, *x), mean, column))
+        mean, column = checkpointed(blocks.pairs(), advance, mean, column, t < steps)
+    scores = Tangent(*checkpointed(blocks.pairs(), lambda *x: touch(blocks, *x), mean, column))
     for _ in range(updates - 1, steps):
-        column = forgetful(blocks.pairs(), balance, *scores, column)
+        column = checkpointed(blocks.pairs(), balance, *scores, column)
     return scores, column
 
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bistoch.functional._recompute import forgetful
+from bistoch.functional._recompute import checkpointed
 from bistoch.functional.causal.problem import (
     Account,
     Piece,
@@ -66,7 +66,7 @@ def _run_together(stream: Stream, account: Account, pieces: Sequence[Piece]):
             return result, *after
 
         # always worth forgetting: a part has many blocks
-        result, *columns = forgetful(1 << 30, part, *account)
+        result, *columns = checkpointed(1 << 30, part, *account)
         account = Account(*columns)
         results.append(result)
     return join(results, stream), account
@@ -78,7 +78,7 @@ def _run_pieces(stream: Stream, account: Account, pieces: Sequence[Piece]):
     for piece in pieces:
         stop = earlier + piece.last
         numbers = len(stream.key) * (piece.last - piece.first) * stop
-        result, mass, share = forgetful(numbers, _rows, stream, account.bias, piece, stop)
+        result, mass, share = checkpointed(numbers, _rows, stream, account.bias, piece, stop)
         account = Account(
             account.bias,
             _first(torch.logaddexp(account.received[:, :stop], mass), account.received),

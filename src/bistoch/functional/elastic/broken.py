@@ -4,6 +4,8 @@ The rule is that of docs/nonfinite.md, in two parts: `cleaned` before a problem 
 after it.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool
 from torch import Tensor
@@ -14,7 +16,7 @@ from bistoch.functional.problem import Problem, Solution
 
 def cleaned(
     problem: Problem, value: Tensor | None, *, options_too: bool = False
-) -> tuple[Problem, Tensor, Bool[Tensor, "B n"] | None]:
+) -> tuple[Problem, Any, Bool[Tensor, "B n"] | None]:
     """The problem and its values without what is not finite, and the rows that depend on it.
 
     As soon as columns move, they connect the rows: all of a head depend on each of its tokens.
