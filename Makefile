@@ -5,12 +5,14 @@ BIN := $(VENV)/bin
 comma := ,
 space := $(subst ,, )
 
-# modules whose signatures carry shapes, and what checks them
-SHAPED := $(subst $(space),$(comma),$(addprefix bistoch.functional.,softmax hard anneal gumbel \
-	orthogonal quantum square circuit unitary wasserstein mixing sink rowwise _rowmaps \
-	lowrank sliced.api sliced.reference \
-	monarch elastic_monarch delta causal.api causal.decode causal.pose causal.reference \
-	pose problem elastic.api elastic.reference)),beartype.beartype
+# one process per core, each with one thread unless a test asks for more
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
+
+LAWS := tests/functional/test_laws.py
+# modules whose signatures carry shapes (kernels are no Python to a type checker), and what checks them
+SHAPED := $(shell grep -rl "jaxtyping import" src/bistoch/functional --include=*.py \
+	| grep -v "/cpu/\|/kernels/" | sort)
+SHAPED := $(subst $(space),$(comma),$(subst /,.,$(SHAPED:src/%.py=%))),beartype.beartype
 
 .PHONY: demo test test-all lint shapes fuzz figures clean
 
@@ -18,14 +20,14 @@ demo: $(VENV)/.installed
 	$(BIN)/bistoch demo --out demo
 
 test: lint shapes
-	$(BIN)/pytest
+	$(PYTEST) --ignore=$(LAWS) --durations=30
 
 test-all: lint shapes
-	$(BIN)/pytest -m "slow or not slow"
+	$(PYTEST) --ignore=$(LAWS) --durations=30 -m "slow or not slow"
 
-# the laws once more, with every shape in a signature checked; compilers do not see through the checks
+# the laws, with every shape in a signature checked
 shapes: $(VENV)/.installed
-	$(BIN)/pytest --quiet --jaxtyping-packages=$(SHAPED) -k "not compile" tests/functional/test_laws.py
+	$(PYTEST) --quiet --jaxtyping-packages=$(SHAPED) $(LAWS)
 
 # random calls, legal and illegal, for so many minutes; another SEED makes others
 MINUTES ?= 5

@@ -1,108 +1,25 @@
 """The laws of DESIGN, run over every row of OPERATORS and every backend of it at prime sizes."""
 
-import dataclasses
-import functools
-
 import pytest
 import torch
 
 import bistoch
 from bistoch.lab.bench.memory import largest_allocation
-
-N, M, D, E = 7, 11, 5, 3
-BATCH = (2, 3)
-
-# options with which seven tokens are enough to see what an operator does
-SMALL = {"delta": {"window": 2, "sink": 1, "stride": 3}, "causal_elastic": {"block": 4}}
-
-# options whose defaults follow the length, padding included
-FIXED = {"monarch": {"block": 3}, "elastic_monarch": {"block": 3}, "quantum": {"qubits": 3}}
-
-
-def small(operator, **more):
-    options = SMALL.get(operator.name, {}) | more
-    parts = {part: functools.partial(getattr(operator, part), **options)
-             for part in ("attention", "plan")}  # fmt: skip
-    return dataclasses.replace(operator, **parts) if options else operator
-
-
-def by_backend():
-    """Every operator, as often as it has backends: "auto" leaves problems of this size to one."""
-    for name, row in bistoch.OPERATORS.items():
-        if "backend" not in row.options():
-            yield pytest.param(small(row), id=name)
-            continue
-        for backend in row.backends:
-            yield pytest.param(small(row, backend=backend), id=f"{name}-{backend}")
-
-
-every_operator = pytest.mark.parametrize(
-    "operator", [small(row) for row in bistoch.OPERATORS.values()], ids=lambda o: o.name
+from functional.law_cases import (
+    BATCH,
+    FIXED,
+    D,
+    E,
+    M,
+    N,
+    allowed_pairs,
+    by_backend,
+    every_backend,
+    every_operator,
+    keys_for,
+    masks,
+    tokens,
 )
-every_backend = pytest.mark.parametrize("operator", list(by_backend()))
-
-
-# known answers that an operator does not give, and why that is right for it
-NOT_SHARP = {
-    "quantum": "scores are angles, and large ones turn round and round",
-    "mixing": "the plan does not look at the tokens",
-    "sigmoid": "a pair does not know that another one is better",
-    "sliced": "a line sees one feature, in which all tokens but one are at the same place",
-    "monarch": "a Monarch matrix cannot be every permutation",
-    "elastic_monarch": "a Monarch matrix cannot be every permutation",
-    "delta": "a causal plan is no permutation but the identity",
-    "causal_elastic": "a causal plan is no permutation but the identity",
-    "lowrank": "what passes through pivots chosen without the tokens is smooth",
-}
-NOT_EVEN = {
-    "hard": "a tie has no unique assignment",
-    "orthogonal": "the first of identical keys takes their direction, the others share the rest",
-    "quantum": "every score turns another part of the circuit",
-    "mixing": "the plan does not look at the tokens",
-    "sigmoid": "a weight depends on the level of its score",
-    "sink": "the sink takes its share, and more of a lower row",
-    "delta": "a causal row shares among the keys up to its own",
-    "softpick": "a row with negative scores is empty",
-    "causal_elastic": "a causal row shares among the keys up to its own",
-}
-
-
-def keys_for(operator, n=N, m=M):
-    return n if operator.square else m
-
-
-def tokens(n=N, m=M, dtype=torch.float64, batch=BATCH):
-    return (
-        torch.randn(*batch, n, D, dtype=dtype),
-        torch.randn(*batch, m, D, dtype=dtype),
-        torch.randn(*batch, m, E, dtype=dtype),
-    )
-
-
-def masks(operator, n=N, m=M):
-    """What the operator may hide: pairs, padded queries and keys, and one row that sees nothing."""
-    if operator.masks == "none":
-        return {}
-    if operator.square:
-        # whole tokens are missing, as many queries as keys
-        real = torch.arange(n) < torch.tensor([n - 3, n])[:, None, None]
-        return {"query_mask": real, "key_mask": real}
-    query_mask = torch.arange(n) < torch.tensor([n, n - 2])[:, None, None]
-    key_mask = torch.arange(m) < torch.tensor([m - 3, m])[:, None, None]
-    hidden = {"query_mask": query_mask, "key_mask": key_mask}
-    if operator.masks == "any":
-        hidden["mask"] = torch.rand(*BATCH, n, m) > 0.2
-        hidden["mask"][0, 1, 2] = False
-    return hidden
-
-
-def allowed_pairs(options, n, m):
-    allowed = torch.ones(*BATCH, n, m, dtype=torch.bool)
-    if "mask" in options:
-        allowed = allowed & options["mask"]
-    if "key_mask" in options:
-        allowed = allowed & options["query_mask"][..., None] & options["key_mask"][..., None, :]
-    return allowed
 
 
 def test_the_table_is_keyed_by_name():
@@ -389,20 +306,14 @@ def test_memory_is_what_the_table_promises(operator):
     assert largest < n * n * 4 / 8 if operator.matrix_free else largest >= n * n * 4
 
 
-@every_operator
-def test_full_graph_compile(operator):
-    m = keys_for(operator)
-    q, k, v = (t.requires_grad_() for t in tokens(m=m, dtype=torch.float32))
-    options = masks(operator, m=m)
-    options |= {"iters": 3} if "iters" in operator.options() else {}
-    compiled = torch.compile(operator.attention, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(q, k, v, **options), operator.attention(q, k, v, **options))
+def skip_exception(operator, answer):
+    if answer in operator.exceptions:
+        pytest.skip(operator.exceptions[answer])
 
 
 @every_backend
 def test_permutation_scores_give_the_permutation(operator):
-    if operator.name in NOT_SHARP:
-        pytest.skip(NOT_SHARP[operator.name])
+    skip_exception(operator, "permutation")
     order = torch.randperm(N)
     x = 40 * torch.eye(N, dtype=torch.float64)
     plan = operator.plan(x[order], x)
@@ -411,8 +322,7 @@ def test_permutation_scores_give_the_permutation(operator):
 
 @every_backend
 def test_identical_keys_share_equally(operator):
-    if operator.name in NOT_EVEN:
-        pytest.skip(NOT_EVEN[operator.name])
+    skip_exception(operator, "identical keys")
     q = torch.randn(N, D, dtype=torch.float64)
     k = torch.randn(1, D, dtype=torch.float64).expand(M, D)
     torch.testing.assert_close(operator.plan(q, k), torch.full((N, M), 1 / M, dtype=torch.float64))

@@ -122,6 +122,9 @@ OPERATORS = MappingProxyType({
         source="Kuhn 1955, through scipy",
         family="balanced",
         longest=2048,
+        exceptions={
+            "identical keys": "a tie has no unique assignment",
+        },
     ),
     "orthogonal": Operator(
         name="orthogonal",
@@ -138,6 +141,9 @@ OPERATORS = MappingProxyType({
         square=True,
         masks="padding",
         longest=1024,
+        exceptions={
+            "identical keys": "the first of them takes their direction, the others share the rest",
+        },
     ),
     "quantum": Operator(
         name="quantum",
@@ -154,6 +160,10 @@ OPERATORS = MappingProxyType({
         square=True,
         masks="padding",
         longest=64,
+        exceptions={
+            "permutation": "scores are angles, and large ones turn round and round",
+            "identical keys": "every score turns another part of the circuit",
+        },
     ),
     "sliced": Operator(
         name="sliced",
@@ -169,6 +179,9 @@ OPERATORS = MappingProxyType({
         family="balanced",
         masks="padding",
         matrix_free=True,
+        exceptions={
+            "permutation": "a line sees one feature, in which all tokens but one are equal",
+        },
     ),
     "wasserstein": Operator(
         name="wasserstein",
@@ -196,6 +209,10 @@ OPERATORS = MappingProxyType({
         source="this library",
         family="balanced",
         square=True,
+        exceptions={
+            "permutation": "a causal plan is no permutation but the identity",
+            "identical keys": "a causal row shares among the keys up to its own",
+        },
     ),
     "monarch": Operator(
         name="monarch",
@@ -211,6 +228,9 @@ OPERATORS = MappingProxyType({
         source="Yaras et al. 2025",
         family="structured",
         matrix_free=True,
+        exceptions={
+            "permutation": "a Monarch matrix cannot be every permutation",
+        },
     ),
     "elastic_monarch": Operator(
         name="elastic_monarch",
@@ -226,6 +246,9 @@ OPERATORS = MappingProxyType({
         source="this library, after Yaras et al. 2025",
         family="structured",
         matrix_free=True,
+        exceptions={
+            "permutation": "a Monarch matrix cannot be every permutation",
+        },
     ),
     "lowrank": Operator(
         name="lowrank",
@@ -241,6 +264,9 @@ OPERATORS = MappingProxyType({
         family="structured",
         masks="padding",
         matrix_free=True,
+        exceptions={
+            "permutation": "what passes through pivots chosen without the tokens is smooth",
+        },
     ),
     "delta": Operator(
         name="delta",
@@ -258,6 +284,10 @@ OPERATORS = MappingProxyType({
         source="Willette et al. 2025",
         family="structured",
         matrix_free=True,
+        exceptions={
+            "permutation": "a causal plan is no permutation but the identity",
+            "identical keys": "a causal row shares among the keys up to its own",
+        },
     ),
     "mixing": Operator(
         name="mixing",
@@ -272,6 +302,10 @@ OPERATORS = MappingProxyType({
         source="Yue et al. 2025, OLinear",
         family="structured",
         static=True,
+        exceptions={
+            "permutation": "the plan does not look at the tokens",
+            "identical keys": "the plan does not look at the tokens",
+        },
     ),
     "sink": Operator(
         name="sink",
@@ -285,6 +319,9 @@ OPERATORS = MappingProxyType({
         order_free=True,
         source="Agarwal et al. 2025, gpt-oss",
         family="row-wise",
+        exceptions={
+            "identical keys": "the sink takes its share, and more of a lower row",
+        },
     ),
     "sigmoid": Operator(
         name="sigmoid",
@@ -298,6 +335,10 @@ OPERATORS = MappingProxyType({
         order_free=True,
         source="Ramapuram et al. 2024",
         family="row-wise",
+        exceptions={
+            "permutation": "a pair does not know that another one is better",
+            "identical keys": "a weight depends on the level of its score",
+        },
     ),
     "softpick": Operator(
         name="softpick",
@@ -311,6 +352,9 @@ OPERATORS = MappingProxyType({
         order_free=True,
         source="Zuhri et al. 2025",
         family="row-wise",
+        exceptions={
+            "identical keys": "a row with negative scores is empty",
+        },
     ),
     "sparsemax": Operator(
         name="sparsemax",

@@ -3,7 +3,7 @@
 import ast
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor
@@ -35,8 +35,10 @@ class Operator:
     * static: the plan depends on positions alone, not on what the tokens say;
     * matrix_free: attention makes nothing of size n x m, forward or backward, however it is called.
 
-    Two more facts: `family` is the heading it stands under in tables, and `longest` the number of
-    tokens beyond which its work runs away (exponentially, say), None if it never does.
+    Three more facts: `family` is the heading it stands under in tables, `longest` the number of
+    tokens beyond which its work runs away (exponentially, say), None if it never does, and
+    `exceptions` the known answers that it does not give, each with the reason: "permutation" (the
+    scores of a permutation give that permutation) and "identical keys" (they share equally).
     """
 
     name: str
@@ -56,6 +58,7 @@ class Operator:
     matrix_free: bool = False
     family: Literal["balanced", "structured", "row-wise"] = "structured"
     longest: int | None = None
+    exceptions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rows_stand_alone(self) -> bool:
