@@ -152,6 +152,21 @@ def test_what_is_masked_breaks_nothing(operator, backend):
 
 @every_backend
 @pytest.mark.usefixtures("values")
+def test_padded_queries_do_not_show_a_broken_key(operator, backend):
+    attend, plan = parts(operator, backend)
+    broken = tokens(operator)
+    broken[1][HERE, TOKEN, 0] = broken[2][HERE, TOKEN, 0] = torch.nan
+    real = [torch.ones(2, x.shape[1], dtype=torch.bool) for x in broken[:2]]
+    # equal in number on both sides, as some operators want it
+    for mask in real:
+        mask[:, -1] = False
+    hidden = {"query_mask": real[0], "key_mask": real[1]}
+    for rows in (attend(*broken, **hidden), plan(*broken[:2], **hidden)):
+        assert not rows[:, -1].any()
+
+
+@every_backend
+@pytest.mark.usefixtures("values")
 def test_a_pair_that_is_masked_breaks_nothing(operator, backend):
     if not operator.rows_stand_alone:
         pytest.skip("rows depend on each other")

@@ -17,8 +17,8 @@ FORBIDDEN = 5e3
 # axes of arguments behind the leading ones; options have none
 LAST = {
     "query": 2, "key": 2, "value": 2, "scores": 2, "mask": 2, "query_mask": 1, "key_mask": 1,
-    "column_mass": 1, "pivot_mass": 1, "directions": 2, "pivots": 2, "weight": 2, "theta": 1,
-    "query_variance": 2, "key_variance": 2,
+    "column_mass": 1, "row_mass": 1, "start": 1, "pivot_mass": 1, "directions": 2, "pivots": 2,
+    "weight": 2, "theta": 1, "query_variance": 2, "key_variance": 2,
 }  # fmt: skip
 
 
@@ -105,16 +105,18 @@ def elastic_oracle(values: Values, kind: str = "exact") -> Tensor:
     lam, omega = (_option(values.get(name)) for name in ("lam", "omega"))
     # rows know no constant; without it, no potential is lost beside very negative scores
     scores = scores - scores.amax(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).min)
-    mass = values.get("column_mass")
+    mass, weight, start = (values.get(name) for name in ("column_mass", "row_mass", "start"))
     goal = 0.0 if mass is None else mass.log()[..., None, :]
+    weight = torch.ones(()) if weight is None else weight[..., :, None]
     column = torch.zeros_like(scores[..., :1, :])
+    column = column if start is None else column + start[..., None, :]
     for _ in range(values.get("iters", 10)):
         row = -torch.logsumexp(scores + column, -1, keepdim=True)
         step = goal - torch.logsumexp(
-            scores + row.masked_fill(row == math.inf, 0), -2, keepdim=True
+            scores + weight.log() + row.masked_fill(row == math.inf, 0), -2, keepdim=True
         )
         column = (1 - omega) * column + omega * lam * step.masked_fill(step == math.inf, 0)
-    return (scores + column).softmax(-1).nan_to_num(0)
+    return weight * (scores + column).softmax(-1).nan_to_num(0)
 
 
 def _option(option: float | Tensor | None) -> float | Tensor:
@@ -165,7 +167,18 @@ def sizes_of(values: Values) -> dict[str, float]:
         sizes["score"] += peak(top[top.abs() < HIDDEN])
     score = sizes["score"]
     sizes |= {"gradient of value": n, "gradient of eps": pull * n * score * cold}
-    others = ("mask", "lam", "omega", "column_mass", "logit", "shift", "tau", "weight")
+    others = (
+        "mask",
+        "lam",
+        "omega",
+        "column_mass",
+        "row_mass",
+        "start",
+        "logit",
+        "shift",
+        "tau",
+        "weight",
+    )
     return sizes | {f"gradient of {name}": pull * n * (1 + score) for name in others}
 
 

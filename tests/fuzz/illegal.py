@@ -81,6 +81,12 @@ ILLEGAL: dict[str, tuple[str, ...]] = {
     "mask": ones("5, 5", "6, 6", "4, 1, 5, 5", "1, 2, 3, 5, 5", "8", dtype="torch.bool"),
     **dict.fromkeys(("query_mask", "key_mask"), PADDING),
     **{"column_mass": masses(5), "pivot_mass": masses(3)},
+    # a query of mass zero is one that is not there
+    "row_mass": tuple(bad for bad in masses(5) if bad != MASSES.format(n=5, x=0)),
+    "start": (
+        *ones("5", "9", "4, 1, 5", "()"),
+        *(MASSES.format(n=5, x=x) for x in ("nan", "inf")),
+    ),
     **dict.fromkeys(("query_variance", "key_variance"), VARIANCE),
     **dict.fromkeys(("directions", "pivots"), VECTORS),
     "weight": ones("5, 5", "5, 6", "6, 5", "5", "2, 5, 5", "()"),

@@ -123,6 +123,8 @@ OPTIONS: dict[str, Callable[[Draw], str]] = {
     "iters": lambda draw: draw.pick("0", "1", "2", "3", "5", "5", "10", "20"),
     "tol": lambda draw: draw.pick("None", "0.1", "0.001"),
     "column_mass": lambda draw: draw.positive(draw.m),
+    "row_mass": lambda draw: draw.positive(draw.n),
+    "start": lambda draw: draw.normal(draw.m),
     "scale": lambda draw: draw.pick("None", "1.0", "0.3", "-0.5", "0", "2"),
     "backend": lambda draw: draw.pick("'auto'", "'reference'", "'streaming'", "'cpu'", "'cpu'"),
     "block": lambda draw: draw.pick("1", "2", "3", "5", "16", "64"),
@@ -167,11 +169,15 @@ MASKS = ("mask", "query_mask", "key_mask")
 def draw_options(draw: Draw, function: Callable, share: float = 0.35) -> dict[str, str]:
     """Some of the options of a function, each as text."""
     names = inspect.signature(inspect.unwrap(function)).parameters
-    return {
+    drawn = {
         name: OPTIONS[name](draw)
         for name in names
         if name not in (*TOKENS, *MASKS) and (name in ALWAYS or draw.chance(share))
     }
+    if "column_mass" in drawn:
+        # both together must have the same total
+        drawn.pop("row_mass", None)
+    return drawn
 
 
 def draw_masks(draw: Draw, kind: str = "any", *, equal: bool = False) -> dict[str, str]:

@@ -70,7 +70,8 @@ def test_a_row_outside_the_table_works():
         (Elastic(), lambda *t: bistoch.elastic_attention(*t)),
         (Hard(scale=-1.0), lambda *t: bistoch.hard_attention(*t, scale=-1.0)),
     ],
-    ids=repr,
+    # only the module: the text of a function holds its address, and test processes must agree
+    ids=lambda value: repr(value) if isinstance(value, torch.nn.Module) else "",
 )
 def test_named_classes_pass_every_option_on(module, expected):
     q, k, v = tokens(2)

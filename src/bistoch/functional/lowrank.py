@@ -80,7 +80,7 @@ def lowrank_attention(
         pairs = Pairs(query_mask=query_mask, key_mask=key_mask)
         found = clean_values(value.to(sides.to_keys.dtype), query.shape[-2], pairs)
         output = show(sides.to_pivots @ (sides.to_keys @ found.value), found.broken)
-    return output.to(query.dtype)
+    return _without_padding(output, query_mask).to(query.dtype)
 
 
 def lowrank_plan(
@@ -134,7 +134,7 @@ def lowrank_plan(
     with full_precision(query.device):
         sides = _solve(operator, batch, query, key, options)
         plan = sides.to_pivots @ sides.to_keys
-    return plan.to(query.dtype)
+    return _without_padding(plan, query_mask).to(query.dtype)
 
 
 def fixed_pivots(rank: int, features: int) -> Float[Tensor, "rank features"]:
@@ -188,6 +188,13 @@ def _solve(
         pivots, key, eps=eps, mask=row[..., None, :], key_mask=options.key_mask, scale=scale
     )
     return _Sides(to_pivots, to_keys)
+
+
+def _without_padding(
+    rows: Float[Tensor, "*b n e"], query_mask: Bool[Tensor, "..."] | None
+) -> Float[Tensor, "*b n e"]:
+    """Rows of padded queries are zero, also where keys are NaN: zero times NaN is not."""
+    return rows if query_mask is None else rows.masked_fill(~query_mask[..., None], 0)
 
 
 def _check(

@@ -205,3 +205,14 @@ def test_options_that_could_not_be_read(option, shape):
     plan = compiled(scores, value)
     assert plan[HERE].isnan().all()
     assert plan[1 - HERE].isfinite().all()
+
+
+@pytest.mark.parametrize("backend", ["reference", "streaming", "cpu"])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_a_score_that_is_forbidden_breaks_nothing(backend, number):
+    torch.manual_seed(0)
+    scores, bias = torch.randn(2, 3, 5, 7), torch.zeros(5, 7)
+    bias[1, 2] = -torch.inf
+    wanted = bistoch.balance(scores, mask=bias, backend=backend)
+    scores[0, 0, 1, 2] = number
+    assert torch.equal(bistoch.balance(scores, mask=bias, backend=backend), wanted)

@@ -312,7 +312,9 @@ def balance_scores(operator: str, scores: Tensor, options: Options, backend: str
         work = work.masked_fill(~mask, -torch.inf)
     elif mask is not None:
         read = read_bias(mask, work.dtype, _range(work))
-        work = work.masked_fill(read.lost & work.isfinite(), 0) + read.bias
+        # what is forbidden breaks nothing: a NaN plus minus infinity would stay a NaN
+        unused = (read.bias == -torch.inf) | (read.lost & work.isfinite())
+        work = work.masked_fill(unused, 0) + read.bias
     # scores that exist already are a bias between tokens without features
     query, key = (work.new_empty(*batch, size, 0) for size in scores.shape[-2:])
     written = options._replace(eps=1.0, mask=work)
