@@ -275,3 +275,11 @@ def test_a_row_of_nan_stays_its_own_trouble(name):
     plan = getattr(bistoch, f"{name}_plan")(query, torch.eye(3))
     assert plan[0].isfinite().all()
     assert plan[1].isnan().all()
+
+
+def test_a_shift_may_have_leading_axes_of_the_values_alone():
+    q, k, v = torch.randn(2, 1, 3, 4), torch.randn(2, 1, 5, 4), torch.randn(2, 7, 5, 2)
+    shift = torch.randn(2, 7)
+    found = bistoch.sigmoid_attention(q, k, v, shift=shift)
+    plan = bistoch.sigmoid_plan(q.expand(2, 7, 3, 4), k, shift=shift)
+    torch.testing.assert_close(found, plan @ v)

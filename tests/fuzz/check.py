@@ -71,7 +71,11 @@ def operator_of(call: Call) -> Any:
 def readings(row: Any, values: Values) -> tuple[Tensor, Tensor]:
     """Pairs that are allowed however a low bias is read, and pairs that may be."""
     if row.always_causal:
-        return (allowed_pairs(values, "causal"),) * 2
+        allowed = allowed_pairs(values, "causal")
+        if row.masks == "padding":
+            # query t and key t are one token: a mask that hides the one hides the other
+            allowed = allowed & allowed.diagonal(dim1=-2, dim2=-1)[..., None]
+        return allowed, allowed
     if row.name == "softmax":
         return (allowed_pairs(values, "loose"),) * 2
     if row.rows_stand_alone:
@@ -249,10 +253,14 @@ def check_potentials(call: Call, seed: int) -> None:
     ensure(not stopped.any() if tol is None else (found.error[stopped] <= tol).all(), "stops early")
     ensure(torch.equal(found.converged, found.error <= (tol or 1e-3)), "converged is wrong")
     doubles = convert(values, working(values["query"].dtype), torch.float64)
-    logits = scores_of(doubles) + found.column.double()[..., None, :]
+    scores, column = scores_of(doubles), found.column.double()[..., None, :]
+    logits = scores + column
     # by softmax, since the row potentials of large scores are rounded
     weight = doubles["row_mass"] if "row_mass" in values else torch.ones((), dtype=torch.float64)
-    plan = (weight[..., None] * logits.softmax(-1)).nan_to_num(0).to(found.row.dtype)
+    # and without what a row has in common, beside which column potentials are
+    level = scores.amax(-1, keepdim=True).clamp_min(-torch.finfo(scores.dtype).max) if m else 0.0
+    plan = (weight[..., None] * (scores - level + column).softmax(-1)).nan_to_num(0)
+    plan = plan.to(found.row.dtype)
     judge({"plan": plan}, lambda x: {"plan": potentials_plan(x)}, values, pairs=True)
     off = peak((found.row.double() + logits.logsumexp(-1) - weight.log())[sees])
     size = terms_of(values) + sizes_of(values)["score"] + peak(potentials)
@@ -265,7 +273,10 @@ def potentials_plan(values: Values) -> Tensor:
     if values.get("tol") is None and values["key"].shape[-2]:
         return elastic_oracle(values)
     found = quietly(bistoch.elastic_potentials, values | {"backend": "reference"})
-    plan = (scores_of(values) + found.column[..., None, :]).softmax(-1).nan_to_num(0)
+    scores = scores_of(values)
+    if scores.shape[-1]:
+        scores = scores - scores.amax(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).min)
+    plan = (scores + found.column[..., None, :]).softmax(-1).nan_to_num(0)
     return plan * values["row_mass"][..., None] if "row_mass" in values else plan
 
 
@@ -363,7 +374,10 @@ def check_poisoned(call: Call, seed: int) -> None:
         what = f"{number} in {where} of {function.__name__}"
         ensure(found[broken].isnan().all(), f"{what} does not show in a row that it reaches")
         ensure(found[~broken].isfinite().all(), f"{what} shows in a row that it cannot reach")
-        ensure(torch.equal(found[others], usual[others]), f"{what} changes its neighbours")
+        # rounding depends on how tokens lie in memory
+        off = peak(found[others].double() - usual[others].double())
+        most = 16 * torch.finfo(found.dtype).eps * max(1.0, peak(usual[others].double()))
+        ensure(off <= most, f"{what} changes its neighbours by {off:.3g}")
 
 
 def broken_rows(row: Any, values: Values, where: str) -> Tensor:

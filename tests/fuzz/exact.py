@@ -155,6 +155,10 @@ def sizes_of(values: Values) -> dict[str, float]:
     else:
         query, key, value = (values.get(name, values["key"]) for name in ("query", "key", "value"))
         n, (q, k) = query.shape[-2], (peak(x.double().norm(dim=-1)) for x in (query, key))
+        if "rank" in values:
+            # both meet pivots, not each other
+            pivots = values.get("pivots", torch.full((query.shape[-1],), 2**0.5))
+            q, k = (max(size, peak(pivots.double().norm(dim=-1))) for size in (q, k))
         scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
         pull, sharp = peak(value) * value.shape[-1], cold * abs(scale)
         sizes = {"score": sharp * q * k, "result": peak(value)}

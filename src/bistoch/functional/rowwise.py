@@ -41,8 +41,8 @@ def sigmoid_attention(
     torch.Size([8, 5, 4])
     """
     return _attend(
-        "sigmoid_attention", _shifted("sigmoid_attention", shift, query, key), query, key, value,
-        eps, mask, query_mask, key_mask, scale, bias="levels",
+        "sigmoid_attention", _shifted("sigmoid_attention", shift, query, key, value), query, key,
+        value, eps, mask, query_mask, key_mask, scale, bias="levels",
     )  # fmt: skip
 
 
@@ -336,9 +336,9 @@ def _pose(
     return pose(operator, batch, query, key, options, bias=bias)
 
 
-def _shifted(operator: str, shift: Option | None, query: Tensor, key: Tensor) -> RowMap:
+def _shifted(operator: str, shift: Option | None, *tokens: Tensor) -> RowMap:
     if shift is None:
         return lambda scores: _rowmaps.sigmoid(scores, None)
-    batch = inputs.check_tokens(operator, query, key)
-    inputs.check_logit(operator, "shift", shift, batch, query.device)
+    batch = inputs.check_tokens(operator, *tokens)
+    inputs.check_logit(operator, "shift", shift, batch, tokens[0].device)
     return lambda scores: _rowmaps.sigmoid(scores, per_problem(shift, batch, scores))
