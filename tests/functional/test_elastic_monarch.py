@@ -9,7 +9,7 @@ import torch
 
 import bistoch
 from bistoch.functional.monarch import column_step, cut, factor, solve
-from bistoch.functional.pose import Options, pose
+from bistoch.functional.pose import BalanceOptions, ScoreOptions, pose
 
 
 def tokens(n, m, d=5, batch=(2, 3)):
@@ -104,13 +104,13 @@ def test_a_smaller_step_is_slower_and_a_smaller_lam_stays_uneven():
 @pytest.mark.parametrize("lam", [0.3, 1.0])
 def test_the_limit_carries_the_certificate_of_elasticity(lam):
     q, k = tokens(12, 15, batch=(2,))
-    options = Options(lam, 1.0, 1.0, 150, None, None, None, None, None, None)
-    problem = pose("test", torch.Size([2]), q, k, options)
-    blocks = cut(problem, 4, "post")
-    scores, column = solve(blocks, options, 2, "post")
+    pairs = ScoreOptions(1.0, None, None, None, None)
+    posed, balance = pose("test", q.shape[:1], q, k, pairs, BalanceOptions(lam, 1.0, 150, None))
+    blocks = cut(posed, balance, 4, "post")
+    scores, column = solve(blocks, 2, "post")
     # the step is made of true column sums
     sums = bistoch.elastic_monarch_plan(q, k, lam=lam, iters=150, block=4).sum(-2)
-    target = problem.log_mass
+    target = balance.log_mass
     potential = column.flatten(1)[:, :15]
     stepped = column_step(blocks, factor(blocks, scores, column), column).flatten(1)[:, :15]
     torch.testing.assert_close(stepped, lam * (potential + target - sums.log()))

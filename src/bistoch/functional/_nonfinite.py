@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bistoch.functional._precision import working_dtype
+from bistoch.functional.problem import Scores
 
 # which rows depend on a token: those that see it; all of the problem, since columns connect them;
 # or the first row that sees it and all later ones
@@ -99,35 +100,33 @@ def clean(
     )  # fmt: skip
 
 
-def clean_problem(
-    problem: Any,
+def clean_scores(
+    scores: Scores,
     value: Tensor | None,
     reach: Reach,
     *,
     factor: float | None = 1.0,
+    options: Sequence[Tensor | None] = (),
     options_too: bool = False,
-) -> tuple[Any, Any, Any]:
-    """As `clean`, for a `Problem`: the problem, the values and the rows that are to be NaN.
+) -> tuple[Scores, Any, Any]:
+    """As `clean`, for `Scores`: these, the values and the rows that are to be NaN.
 
     The factor is by how much scores grow on their way; None if they cannot become too large.
     Options were refused before if they could be read; inside of an operator they are looked at too.
     """
-    sharpness = problem.sharpness if factor == 1.0 else None
+    sharpness = scores.sharpness if factor == 1.0 else None
     if factor is not None and factor != 1.0:
-        sharpness = problem.sharpness * factor
-    options = (
-        problem.sharpness, problem.lam, problem.omega, problem.log_mass, problem.log_row_mass,
-        problem.start,
-    )  # fmt: skip
+        sharpness = scores.sharpness * factor
+    options = (scores.sharpness, *options)
     found = clean(
-        problem.query, problem.key, value,
-        Pairs(problem.mask, problem.mask_index, problem.query_mask, problem.key_mask),
+        scores.query, scores.key, value,
+        Pairs(scores.mask, scores.mask_index, scores.query_mask, scores.key_mask),
         sharpness, reach,
         options=options,
         others=tuple(x for x in options if x is not None) if options_too else (),
     )  # fmt: skip
-    problem = problem._replace(query=found.query, key=found.key, mask=found.mask)
-    return problem, found.value, found.broken
+    scores = scores._replace(query=found.query, key=found.key, mask=found.mask)
+    return scores, found.value, found.broken
 
 
 def clean_values(value: Float[Tensor, "*b m e"], n: int, pairs: Pairs) -> Clean:

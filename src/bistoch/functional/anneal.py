@@ -5,10 +5,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bistoch.functional import inputs
-from bistoch.functional._nonfinite import clean_problem, show
+from bistoch.functional._nonfinite import clean_scores, show
 from bistoch.functional.elastic.reference import column_step, row_step
 from bistoch.functional.inputs import Mask, Option
-from bistoch.functional.pose import Options, flatten, pose
+from bistoch.functional.pose import BalanceOptions, ScoreOptions, flatten, pose
 from bistoch.functional.problem import Problem, dense_scores, full_precision, row_softmax
 
 
@@ -34,8 +34,8 @@ def anneal_attention(
     """
     operator = "anneal_attention"
     batch = inputs.check_tokens(operator, query, key, value)
-    options = Options(1.0, eps, 1.0, iters, None, mask, query_mask, key_mask, None, scale)
-    problem = _pose(operator, batch, query, key, options, debias)
+    pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
+    problem = _pose(operator, batch, query, key, pairs, iters, debias)
     with full_precision(query.device):
         problem, value, broken = _clean(problem, flatten(value, batch), debias)
         output = show(_anneal(problem, debias) @ value, broken)
@@ -77,30 +77,30 @@ def anneal_plan(
 
     Reference: Chizat, Annealed Sinkhorn for optimal transport, 2024.
     """
-    options = Options(1.0, eps, 1.0, iters, None, mask, query_mask, key_mask, None, scale)
+    pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
     operator = "anneal_plan"
     batch = inputs.check_tokens(operator, query, key)
-    problem = _pose(operator, batch, query, key, options, debias)
+    problem = _pose(operator, batch, query, key, pairs, iters, debias)
     with full_precision(query.device):
         problem, _, broken = _clean(problem, None, debias)
         plan = show(_anneal(problem, debias), broken)
     return plan.reshape(*batch, *plan.shape[1:]).to(query.dtype)
 
 
-def _pose(operator, batch, query, key, options, debias) -> Problem:
+def _pose(operator, batch, query, key, pairs, iters, debias) -> Problem:
     inputs.check_flag(operator, "debias", debias)
-    return pose(operator, batch, query, key, options)
+    return pose(operator, batch, query, key, pairs, BalanceOptions(1.0, 1.0, iters, None))
 
 
 def _anneal(problem: Problem, debias: bool) -> Float[Tensor, "B n m"]:
     # sharpness holds scale/eps, so a bias is annealed together with the dot products
-    scores = dense_scores(problem)
-    column, colder = torch.zeros_like(problem.log_mass), 1.0
-    for t in range(1, problem.iters + 1):
+    scores, balance = dense_scores(problem.scores), problem.balance
+    column, colder = torch.zeros_like(balance.log_mass), 1.0
+    for t in range(1, balance.iters + 1):
         previous, colder = colder, t ** _power(debias)
         column = column * (colder / previous) if debias else column
         row = row_step(scores * colder, column)
-        column = column_step(scores * colder, row, problem.log_mass)
+        column = column_step(scores * colder, row, balance.log_mass)
     return row_softmax(scores * colder + column[:, None, :])
 
 
@@ -110,5 +110,7 @@ def _power(debias: bool) -> float:
 
 def _clean(problem: Problem, value: Tensor | None, debias: bool):
     # the last temperature has the largest scores
-    colder = max(problem.iters, 1) ** _power(debias)
-    return clean_problem(problem, value, "problem", factor=colder)
+    scores, balance = problem
+    colder = max(balance.iters, 1) ** _power(debias)
+    scores, value, broken = clean_scores(scores, value, "problem", factor=colder)
+    return Problem(scores, balance), value, broken

@@ -6,7 +6,7 @@ from torch import Tensor
 from bistoch.functional import inputs
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.monarch import attend, dense
-from bistoch.functional.pose import Options
+from bistoch.functional.pose import BalanceOptions, ScoreOptions
 
 
 def elastic_monarch_attention(
@@ -53,8 +53,9 @@ def elastic_monarch_attention(
     batch = inputs.check_tokens(operator, query, key, value)
     inputs.check_count(operator, "updates", updates, least=1)
     inputs.check_omega(operator, omega, batch, query.device)
-    options = Options(lam, eps, omega, iters, None, mask, query_mask, key_mask, column_mass, scale)
-    return attend(operator, batch, query, key, value, options, updates, block, pad)
+    pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
+    balance = BalanceOptions(lam, omega, iters, None, column_mass)
+    return attend(operator, batch, query, key, value, pairs, balance, updates, block, pad)
 
 
 def elastic_monarch_plan(
@@ -88,5 +89,6 @@ def elastic_monarch_plan(
     batch = inputs.check_tokens(operator, query, key)
     inputs.check_count(operator, "updates", updates, least=1)
     inputs.check_omega(operator, omega, batch, query.device)
-    options = Options(lam, eps, omega, iters, None, mask, query_mask, key_mask, column_mass, scale)
-    return dense(operator, batch, query, key, options, updates, block, pad)
+    pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
+    balance = BalanceOptions(lam, omega, iters, None, column_mass)
+    return dense(operator, batch, query, key, pairs, balance, updates, block, pad)

@@ -7,7 +7,7 @@ from torch import Tensor
 from bistoch.functional import inputs
 from bistoch.functional.elastic.api import balance_scores
 from bistoch.functional.inputs import Mask, Option
-from bistoch.functional.pose import Options, working_dtype
+from bistoch.functional.pose import BalanceOptions, ScoreOptions, working_dtype
 
 
 def gumbel_balance(
@@ -53,6 +53,8 @@ def gumbel_balance(
     # in float32 at least: half precision cannot tell uniform numbers near one apart
     work = scores.to(working_dtype(scores.dtype))
     exponential = torch.empty_like(work).exponential_(generator=generator)
-    options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, None)
-    plan = balance_scores(operator, work - noise * exponential.log(), options, backend)
+    work = work - noise * exponential.log()
+    pairs = ScoreOptions(eps, None, mask, query_mask, key_mask)
+    balance = BalanceOptions(lam, omega, iters, tol, column_mass)
+    plan = balance_scores(operator, work, pairs, balance, backend)
     return plan.to(scores.dtype)

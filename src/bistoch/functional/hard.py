@@ -7,11 +7,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bistoch.functional import inputs
-from bistoch.functional._nonfinite import clean_problem, show
+from bistoch.functional._nonfinite import clean_scores, show
 from bistoch.functional.elastic.api import attend, make_plan
 from bistoch.functional.inputs import Mask
-from bistoch.functional.pose import Options, flatten, pose
-from bistoch.functional.problem import Problem, dense_scores, full_precision
+from bistoch.functional.pose import BalanceOptions, ScoreOptions, flatten, pose_scores
+from bistoch.functional.problem import Scores, dense_scores, full_precision
 
 
 def hard_attention(
@@ -42,11 +42,12 @@ def hard_attention(
     operator = "hard_attention"
     batch = inputs.check_tokens(operator, query, key, value)
     inputs.check_flag(operator, "straight_through", straight_through)
-    options = Options(1.0, eps, 1.0, iters, None, mask, query_mask, key_mask, None, scale)
-    problem = _pose(operator, batch, query, key, options)
+    pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
+    balance = BalanceOptions(1.0, 1.0, iters, None)
+    scores = _pose(operator, batch, query, key, pairs, balance)
     with full_precision(query.device):
-        problem, values, broken = clean_problem(problem, flatten(value, batch), "problem")
-        chosen = _assign(problem)
+        scores, values, broken = clean_scores(scores, flatten(value, batch), "problem")
+        chosen = _assign(scores)
     shape = (*chosen.shape, value.shape[-1])
     if key.shape[-2] == 0:
         return value.new_zeros(*batch, *shape[1:])
@@ -54,7 +55,7 @@ def hard_attention(
     output = show(values.gather(-2, rows).masked_fill((chosen < 0)[..., None], 0), broken)
     output = output.reshape(*batch, *shape[1:]).to(query.dtype)
     if straight_through:
-        soft = attend(operator, query, key, value.detach(), options, "auto")
+        soft = attend(operator, query, key, value.detach(), pairs, balance, "auto")
         output = output + (soft - soft.detach())
     return output
 
@@ -93,31 +94,42 @@ def hard_plan(
     operator = "hard_plan"
     batch = inputs.check_tokens(operator, query, key)
     inputs.check_flag(operator, "straight_through", straight_through)
-    options = Options(1.0, eps, 1.0, iters, None, mask, query_mask, key_mask, None, scale)
-    problem = _pose(operator, batch, query, key, options)
+    pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
+    balance = BalanceOptions(1.0, 1.0, iters, None)
+    scores = _pose(operator, batch, query, key, pairs, balance)
     with full_precision(query.device):
-        problem, _, broken = clean_problem(problem, None, "problem")
-        chosen = _assign(problem)
+        scores, _, broken = clean_scores(scores, None, "problem")
+        chosen = _assign(scores)
     plan = (chosen[..., None] == torch.arange(key.shape[-2], device=key.device)).to(query.dtype)
     plan = show(plan, broken).reshape(*batch, *plan.shape[1:])
     if straight_through:
-        soft = make_plan(operator, query, key, options, "auto")
+        soft = make_plan(operator, query, key, pairs, balance, "auto")
         plan = plan + (soft - soft.detach())
     return plan
 
 
 def _pose(
-    operator: str, batch: torch.Size, query: Tensor, key: Tensor, options: Options
-) -> Problem:
-    inputs.check_eps(operator, options.eps, batch, query.device)
+    operator: str,
+    batch: torch.Size,
+    query: Tensor,
+    key: Tensor,
+    pairs: ScoreOptions,
+    balance: BalanceOptions,
+) -> Scores:
+    inputs.check_eps(operator, pairs.eps, batch, query.device)
+    inputs.check_count(operator, "iters", balance.iters)
     # the temperature is that of the soft plan behind it
-    return pose(operator, batch, query, key, options._replace(eps=1.0))
+    scores = pose_scores(operator, batch, query, key, pairs._replace(eps=1.0))
+    if balance.iters > 0:
+        n, m = query.shape[-2], key.shape[-2]
+        inputs.warn_half_padding(operator, n, m, pairs.mask, pairs.query_mask, pairs.key_mask)
+    return scores
 
 
-def _assign(problem: Problem) -> Int[Tensor, "B n"]:
+def _assign(scores: Scores) -> Int[Tensor, "B n"]:
     """The key of every query, -1 for a query that may see none."""
     with torch.no_grad():
-        return assign(dense_scores(problem))
+        return assign(dense_scores(scores))
 
 
 @torch.library.custom_op("bistoch::assign", mutates_args=())

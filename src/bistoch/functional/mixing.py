@@ -11,7 +11,7 @@ from bistoch.functional import inputs
 from bistoch.functional._nonfinite import Pairs, clean_values, show
 from bistoch.functional.elastic.api import balance_scores
 from bistoch.functional.inputs import Mask, Option
-from bistoch.functional.pose import Options, working_dtype
+from bistoch.functional.pose import BalanceOptions, ScoreOptions, working_dtype
 from bistoch.functional.problem import full_precision
 
 # below this, softplus(x) is exp(x) to the last digit, and would underflow before its log is taken
@@ -132,8 +132,10 @@ def _mix(
     with full_precision(query.device):
         scores = _log_softplus(weight.to(working_dtype(query.dtype)))
         scores = scores.expand(*torch.broadcast_shapes(*own), n, m)
-        options = Options(lam, 1.0, None, iters, tol, found.mask, query_mask, key_mask, None, None)
-        return balance_scores(operator, scores, options, backend), found.value, found.broken
+        pairs = ScoreOptions(1.0, None, found.mask, query_mask, key_mask)
+        balance = BalanceOptions(lam, None, iters, tol)
+        plan = balance_scores(operator, scores, pairs, balance, backend)
+        return plan, found.value, found.broken
 
 
 def _log_softplus(x: Tensor) -> Tensor:

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn.functional import pad as pad_axes
 
 from bistoch.functional import inputs
-from bistoch.functional._nonfinite import clean_problem, show
+from bistoch.functional._nonfinite import clean_scores, show
 from bistoch.functional._recompute import checkpointed
 from bistoch.functional.elastic.reference import logsumexp
 from bistoch.functional.inputs import Mask, Option
-from bistoch.functional.pose import Options, flatten, moves_columns, pose
-from bistoch.functional.problem import Problem, first_omega, full_precision, row_softmax
+from bistoch.functional.pose import BalanceOptions, ScoreOptions, flatten, pose, pose_scores
+from bistoch.functional.problem import Balance, Scores, full_precision, row_softmax
 
 
 def monarch_attention(
@@ -65,8 +65,8 @@ def monarch_attention(
     operator = "monarch_attention"
     batch = inputs.check_tokens(operator, query, key, value)
     inputs.check_count(operator, "iters", iters, least=1)
-    options = Options(0.0, eps, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
-    return attend(operator, batch, query, key, value, options, iters, block, pad)
+    pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
+    return attend(operator, batch, query, key, value, pairs, None, iters, block, pad)
 
 
 def monarch_plan(
@@ -97,8 +97,8 @@ def monarch_plan(
     operator = "monarch_plan"
     batch = inputs.check_tokens(operator, query, key)
     inputs.check_count(operator, "iters", iters, least=1)
-    options = Options(0.0, eps, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
-    return dense(operator, batch, query, key, options, iters, block, pad)
+    pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
+    return dense(operator, batch, query, key, pairs, None, iters, block, pad)
 
 
 class Blocks(NamedTuple):
@@ -109,9 +109,9 @@ class Blocks(NamedTuple):
     key: Float[Tensor, "B k i d"]
     # what is added to all scores of a key: minus infinity if it is not real
     bias: Float[Tensor, "B k i"]
-    log_mass: Float[Tensor, "B k i"]
-    lam: Float[Tensor, "B"]
-    omega: Float[Tensor, "B"]
+    # of columns that are balanced
+    log_mass: Float[Tensor, "B k i"] | None
+    balance: Balance | None
 
     def pairs(self) -> int:
         """How many numbers the two factors have together."""
@@ -139,14 +139,16 @@ class Factors(NamedTuple):
 
 def attend(
     operator: str, batch: torch.Size, query: Tensor, key: Tensor, value: Tensor,
-    options: Options, updates: int, block: int | None, pad: str,
+    pairs: ScoreOptions, balance: BalanceOptions | None, updates: int, block: int | None, pad: str,
 ) -> Tensor:  # fmt: skip
     """Check, cut, solve, and apply the two factors to the values one after the other."""
-    problem, block = _pose(operator, batch, query, key, options, block, pad)
+    posed, steps, block = _pose(operator, batch, query, key, pairs, balance, block, pad)
     n, m = query.shape[-2], key.shape[-2]
     if n == 0 or m == 0:
         return query @ key.mT @ value
-    problem, value, broken = clean_problem(problem, flatten(value, batch), "problem")
+    posed, value, broken = clean_scores(
+        posed, flatten(value, batch), "problem", options=() if steps is None else steps.tensors()
+    )
 
     def finish(base: Tensor, tilt: Tensor, column: Tensor, value: Tensor) -> Tensor:
         found = factor(blocks, Tangent(base, tilt), column)
@@ -154,8 +156,8 @@ def attend(
         return (found.log_between.exp().mT @ answers).transpose(1, 2)
 
     with full_precision(query.device):
-        blocks = cut(problem, block, pad)
-        scores, column = solve(blocks, options, updates, pad)
+        blocks = cut(posed, steps, block, pad)
+        scores, column = solve(blocks, updates, pad)
         output = checkpointed(blocks.pairs(), finish, *scores, column, _blocked(value, block, pad))
         output = show(_joined(output, n, pad), broken)
     return output.reshape(*batch, n, value.shape[-1]).to(query.dtype)
@@ -163,17 +165,19 @@ def attend(
 
 def dense(
     operator: str, batch: torch.Size, query: Tensor, key: Tensor,
-    options: Options, updates: int, block: int | None, pad: str,
+    pairs: ScoreOptions, balance: BalanceOptions | None, updates: int, block: int | None, pad: str,
 ) -> Tensor:  # fmt: skip
     """The product of the two factors as a matrix."""
-    problem, block = _pose(operator, batch, query, key, options, block, pad)
+    posed, steps, block = _pose(operator, batch, query, key, pairs, balance, block, pad)
     n, m = query.shape[-2], key.shape[-2]
     if n == 0 or m == 0:
         return query @ key.mT
-    problem, _, broken = clean_problem(problem, None, "problem")
+    posed, _, broken = clean_scores(
+        posed, None, "problem", options=() if steps is None else steps.tensors()
+    )
     with full_precision(query.device):
-        blocks = cut(problem, block, pad)
-        found = factor(blocks, *solve(blocks, options, updates, pad))
+        blocks = cut(posed, steps, block, pad)
+        found = factor(blocks, *solve(blocks, updates, pad))
         plan = torch.einsum("zpkl,zkpi->zkilp", found.log_between.exp(), found.within)
         # join the axes of the keys, then those of the queries
         plan = _joined(plan.flatten(3, 4), m, pad).mT
@@ -181,14 +185,13 @@ def dense(
     return plan.reshape(*batch, n, m).to(query.dtype)
 
 
-def solve(blocks: Blocks, options: Options, updates: int, pad: str) -> tuple[Tangent, Tensor]:
+def solve(blocks: Blocks, updates: int, pad: str) -> tuple[Tangent, Tensor]:
     """Find scores in Monarch form and the column potentials that balance them.
 
     Column steps run along with the updates as long as there are any; those that are left balance
     scores that no longer move, which is Sinkhorn's problem and converges as surely.
     """
-    balanced = isinstance(options.lam, Tensor) or options.lam > 0
-    steps = options.iters if balanced else 0
+    steps = 0 if blocks.balance is None else blocks.balance.iters
 
     def advance(mean: Tensor, column: Tensor, steps: bool) -> tuple[Tensor, Tensor]:
         found = factor(blocks, touch(blocks, mean, column), column)
@@ -257,40 +260,46 @@ def column_step(
 
     c[k, i] = sum over p of (sum over l of between[p, k, l]) within[k, p, i]
     """
+    if blocks.balance is None or blocks.log_mass is None:
+        return column
     asked = logsumexp(found.log_between, -1).transpose(1, 2)
     received = logsumexp(found.log_within + asked[..., None], -2)
     live = received > -torch.inf
     exact = column + blocks.log_mass - received.masked_fill(~live, 0)
-    lam, omega = blocks.lam[:, None, None], blocks.omega[:, None, None]
+    lam, omega = (x[:, None, None] for x in (blocks.balance.lam, blocks.balance.first_omega()))
     return torch.where(live, (1 - omega) * column + omega * lam * exact, 0)
 
 
-def cut(problem: Problem, block: int, pad: str) -> Blocks:
+def cut(scores: Scores, balance: Balance | None, block: int, pad: str) -> Blocks:
     """Fill a problem up to whole blocks of tokens, and cut it."""
-    (size, n, _), m = problem.query.shape, problem.key.shape[1]
-    real = problem.query.new_ones(size, n, dtype=torch.bool)
-    bias = problem.query.new_zeros(size, m)
-    if problem.query_mask is not None:
-        real = problem.query_mask
-    if problem.key_mask is not None:
-        bias = bias.masked_fill(~problem.key_mask, -torch.inf)
-    if problem.mask is not None:
-        shared = problem.mask[problem.mask_index, 0]
+    (size, n, _), m = scores.query.shape, scores.key.shape[1]
+    real = scores.query.new_ones(size, n, dtype=torch.bool)
+    bias = scores.query.new_zeros(size, m)
+    if scores.query_mask is not None:
+        real = scores.query_mask
+    if scores.key_mask is not None:
+        bias = bias.masked_fill(~scores.key_mask, -torch.inf)
+    if scores.mask is not None:
+        shared = scores.mask[scores.mask_index, 0]
         is_bool = shared.dtype == torch.bool
         bias = bias.masked_fill(~shared, -torch.inf) if is_bool else bias + shared
-    query = _blocked(problem.query * problem.sharpness[:, None, None], block, pad)
+    query = _blocked(scores.query * scores.sharpness[:, None, None], block, pad)
+    log_mass = None
+    if balance is not None:
+        log_mass = _blocked(balance.log_mass[..., None], block, pad).squeeze(-1)
     return Blocks(
         query=query.transpose(1, 2),
         real=_blocked(real[..., None], block, pad).squeeze(-1).transpose(1, 2),
-        key=_blocked(problem.key, block, pad),
+        key=_blocked(scores.key, block, pad),
         bias=_blocked(bias[..., None], block, pad, -torch.inf).squeeze(-1),
-        log_mass=_blocked(problem.log_mass[..., None], block, pad).squeeze(-1),
-        lam=problem.lam,
-        omega=first_omega(problem),
+        log_mass=log_mass,
+        balance=balance,
     )
 
 
-def _pose(operator, batch, query, key, options, block, pad) -> tuple[Problem, int]:
+def _pose(
+    operator, batch, query, key, pairs, balance, block, pad
+) -> tuple[Scores, Balance | None, int]:
     """Check everything; the default block makes the work within and between blocks equal."""
     n, m = query.shape[-2], key.shape[-2]
     if block is None:
@@ -299,14 +308,18 @@ def _pose(operator, batch, query, key, options, block, pad) -> tuple[Problem, in
     # all tokens in one block are not filled up
     block = min(block, max(n, m, 1))
     inputs.check_choice(operator, "pad", pad, ("post", "pre"))
-    if options.mask is not None:
+    if pairs.mask is not None:
         reason = "a Monarch matrix can hide a key from all queries, but not from some"
-        inputs.check_shared_mask(operator, options.mask, reason)
-    problem = pose(operator, batch, query, key, options)
-    if not moves_columns(options):
-        # what queries at the same place share also holds what padded ones ask
-        inputs.warn_half_padding(operator, n, m, options.mask, options.query_mask, options.key_mask)
-    return problem, block
+        inputs.check_shared_mask(operator, pairs.mask, reason)
+    if balance is not None:
+        scores, steps = pose(operator, batch, query, key, pairs, balance)
+        if balance.moves_columns():
+            return scores, steps, block
+    else:
+        scores = pose_scores(operator, batch, query, key, pairs)
+    # what queries at the same place share also holds what padded ones ask
+    inputs.warn_half_padding(operator, n, m, pairs.mask, pairs.query_mask, pairs.key_mask)
+    return scores, None, block
 
 
 def _blocked(

@@ -1,11 +1,11 @@
-"""From what a user passed to a checked `Problem` with one leading axis."""
+"""From what a user passed to checked `Scores`, or a `Problem`, with one leading axis."""
 
 import math
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bistoch.functional import inputs
@@ -13,7 +13,7 @@ from bistoch.functional._masks import Bias, as_bias, forbid_low, read_bias
 from bistoch.functional._precision import working_dtype as working_dtype
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.inputs.tensors import values_are_at_hand
-from bistoch.functional.problem import Problem
+from bistoch.functional.problem import Balance, Problem, Scores
 
 # how a float mask is read: very low numbers forbid a pair, unless its score could make up for that;
 # and in a row without any others only "differences" count. In "rows" that stand alone scores have
@@ -26,21 +26,30 @@ Reading = Literal["differences", "rows", "levels", "numbers", "scores"]
 LARGEST_CONSTANT = 1 << 15
 
 
-class Options(NamedTuple):
-    """Everything a user may say about a problem beside its tokens, not yet checked."""
+class ScoreOptions(NamedTuple):
+    """Everything a user may say about scores beside the tokens, not yet checked."""
 
-    lam: Option
     eps: Option
-    omega: Option | None
-    iters: int
-    tol: float | None
+    scale: float | None
     mask: Mask | None
     query_mask: Tensor | None
     key_mask: Tensor | None
-    column_mass: Tensor | None
-    scale: float | None
+
+
+class BalanceOptions(NamedTuple):
+    """Everything a user may say about the balance of columns, not yet checked."""
+
+    lam: Option
+    omega: Option | None
+    iters: int
+    tol: float | None
+    column_mass: Tensor | None = None
     row_mass: Tensor | None = None
     start: Tensor | None = None
+
+    def moves_columns(self) -> bool:
+        """Whether columns are weighed against each other, so that rows feel each other."""
+        return self.iters > 0 and (isinstance(self.lam, Tensor) or self.lam > 0)
 
 
 def pose(
@@ -48,11 +57,31 @@ def pose(
     batch: torch.Size,
     query: Tensor,
     key: Tensor,
-    options: Options,
+    pairs: ScoreOptions,
+    options: BalanceOptions,
     *,
     bias: Reading = "differences",
 ) -> Problem:
     """Check every option and flatten the leading axes of tokens that were checked already."""
+    n, m = query.shape[-2], key.shape[-2]
+    row_mass, counts = _check_balance(operator, batch, n, m, query, options)
+    scores = pose_scores(operator, batch, query, key, pairs, bias=bias, counts=counts)
+    if bias != "scores" and options.moves_columns():
+        inputs.warn_half_padding(operator, n, m, pairs.mask, pairs.query_mask, pairs.key_mask)
+    return Problem(scores, _balance(operator, batch, scores, options, row_mass))
+
+
+def pose_scores(
+    operator: str,
+    batch: torch.Size,
+    query: Tensor,
+    key: Tensor,
+    options: ScoreOptions,
+    *,
+    bias: Reading = "differences",
+    counts: Bool[Tensor, "B n"] | None = None,
+) -> Scores:
+    """As `pose`, for scores alone; queries that do not count are not there."""
     n, m, device = query.shape[-2], key.shape[-2], query.device
     size = math.prod(batch)
     mask, query_mask, key_mask = options.mask, options.query_mask, options.key_mask
@@ -64,31 +93,11 @@ def pose(
     if key_mask is not None:
         inputs.check_padding(operator, "key_mask", key_mask, (*batch, m), device)
         key_mask = key_mask.expand(*batch, m).reshape(size, m)
-    if options.column_mass is not None:
-        inputs.check_column_mass(operator, options.column_mass, (*batch, m), device)
-    row_mass = options.row_mass
-    if row_mass is not None:
-        inputs.check_row_mass(operator, row_mass, (*batch, n), device)
-        # a query of mass zero is one that is not there
-        counts = (row_mass > 0).expand(*batch, n).reshape(size, n)
+    if counts is not None:
         query_mask = counts if query_mask is None else query_mask & counts
-        row_mass = row_mass.expand(*batch, n).reshape(size, n).to(working_dtype(query.dtype))
-        row_mass = torch.where(counts, row_mass, 1)
-    if options.start is not None:
-        inputs.check_start(operator, options.start, (*batch, m), device)
-    inputs.check_lam(operator, options.lam, batch, device)
     inputs.check_eps(operator, options.eps, batch, device)
-    if options.omega is not None:
-        inputs.check_omega(operator, options.omega, batch, device)
-    inputs.check_count(operator, "iters", options.iters)
-    inputs.check_tol(operator, options.tol)
     inputs.check_scale(operator, options.scale)
 
-    if bias != "scores" and moves_columns(options):
-        inputs.warn_half_padding(operator, n, m, mask, options.query_mask, options.key_mask)
-
-    # steps are chosen from errors, and only a tolerance watches them
-    omega = 1.0 if options.omega is None and options.tol is None else options.omega
     query, key = flatten(query, batch), flatten(key, batch)
     scale = options.scale
     if scale is None:
@@ -111,29 +120,53 @@ def pose(
             # beside such a bias the scores are lost to rounding: only the bias decides. A product,
             # since a NaN must stay one
             query = query * ~read.lost[mask_index]
-    return Problem(
-        query=query,
-        key=key,
-        mask=mask,
-        mask_index=mask_index,
-        query_mask=query_mask,
-        key_mask=key_mask,
-        sharpness=sharpness,
-        lam=per_problem(options.lam, batch, query),
-        omega=None if omega is None else per_problem(omega, batch, query),
-        log_mass=_log_mass(
-            operator, options.column_mass, batch, query, key, query_mask, key_mask, row_mass
-        ),
+    return Scores(query, key, mask, mask_index, query_mask, key_mask, sharpness)
+
+
+def _check_balance(
+    operator: str, batch: torch.Size, n: int, m: int, like: Tensor, options: BalanceOptions
+) -> tuple[Float[Tensor, "B n"] | None, Bool[Tensor, "B n"] | None]:
+    """Check every option; return the row masses in working precision, and which are not zero."""
+    device, row_mass, counts = like.device, options.row_mass, None
+    if options.column_mass is not None:
+        inputs.check_column_mass(operator, options.column_mass, (*batch, m), device)
+    if row_mass is not None:
+        inputs.check_row_mass(operator, row_mass, (*batch, n), device)
+        size = math.prod(batch)
+        # a query of mass zero is one that is not there
+        counts = (row_mass > 0).expand(*batch, n).reshape(size, n)
+        row_mass = row_mass.expand(*batch, n).reshape(size, n).to(working_dtype(like.dtype))
+        row_mass = torch.where(counts, row_mass, 1)
+    if options.start is not None:
+        inputs.check_start(operator, options.start, (*batch, m), device)
+    inputs.check_lam(operator, options.lam, batch, device)
+    if options.omega is not None:
+        inputs.check_omega(operator, options.omega, batch, device)
+    inputs.check_count(operator, "iters", options.iters)
+    inputs.check_tol(operator, options.tol)
+    return row_mass, counts
+
+
+def _balance(
+    operator: str,
+    batch: torch.Size,
+    scores: Scores,
+    options: BalanceOptions,
+    row_mass: Float[Tensor, "B n"] | None,
+) -> Balance:
+    """Options that were checked, as one number or vector for each problem."""
+    like = scores.sharpness
+    # steps are chosen from errors, and only a tolerance watches them
+    omega = 1.0 if options.omega is None and options.tol is None else options.omega
+    return Balance(
+        lam=per_problem(options.lam, batch, like),
+        omega=None if omega is None else per_problem(omega, batch, like),
+        log_mass=_log_mass(operator, options.column_mass, batch, scores, row_mass),
         log_row_mass=None if row_mass is None else row_mass.log(),
-        start=_start(options.start, (*batch, m), query),
+        start=_start(options.start, (*batch, scores.key.shape[1]), like),
         iters=options.iters,
         tol=options.tol,
     )
-
-
-def moves_columns(options: Options) -> bool:
-    """Whether columns are weighed against each other, so that rows feel each other."""
-    return options.iters > 0 and (isinstance(options.lam, Tensor) or options.lam > 0)
 
 
 def flatten(tokens: Tensor, batch: torch.Size) -> Float[Tensor, "B length features"]:
@@ -246,29 +279,27 @@ def _log_mass(
     operator: str,
     mass: Tensor | None,
     batch: torch.Size,
-    query: Tensor,
-    key: Tensor,
-    query_mask: Tensor | None,
-    key_mask: Tensor | None,
+    scores: Scores,
     row_mass: Float[Tensor, "B n"] | None,
 ) -> Float[Tensor, "B m"]:
     """The log of the column targets, scaled to sum to the number of real queries or their masses.
 
     The scale is invisible in the plan; with the right one the potentials do not drift.
     """
-    size, n, m = len(query), query.shape[1], key.shape[1]
+    like, query_mask, key_mask = scores.sharpness, scores.query_mask, scores.key_mask
+    (size, n, _), m = scores.query.shape, scores.key.shape[1]
     if mass is None and query_mask is None and key_mask is None:
-        return _filled((size, m), math.log(max(n, 1) / max(m, 1)), query)
+        return _filled((size, m), math.log(max(n, 1) / max(m, 1)), like)
     if mass is None:
-        log_mass = query.new_zeros(size, m)
+        log_mass = like.new_zeros(size, m)
     else:
-        log_mass = mass.to(query.dtype).log().expand(*batch, m).reshape(size, m)
-    queries = query.new_full((size,), n) if query_mask is None else query_mask.sum(-1)
+        log_mass = mass.to(like.dtype).log().expand(*batch, m).reshape(size, m)
+    queries = like.new_full((size,), n) if query_mask is None else query_mask.sum(-1)
     if row_mass is not None and query_mask is not None:
         queries = row_mass.masked_fill(~query_mask, 0).sum(-1)
         queries = torch.where(queries > 0, queries, 1)
     else:
-        queries = queries.clamp_min(1).to(query.dtype)
+        queries = queries.clamp_min(1).to(like.dtype)
     offered = log_mass if key_mask is None else log_mass.masked_fill(~key_mask, -torch.inf)
     offered = offered.exp().sum(-1)
     # a problem without a real query or key has no columns to balance

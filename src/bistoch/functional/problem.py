@@ -1,7 +1,7 @@
-"""The question that every backend of the elastic family answers, and the mathematics they share."""
+"""What is solved: scores, and how they are balanced; and the mathematics that backends share."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,12 +10,10 @@ from torch import Tensor
 ALL = slice(None)
 
 
-class Problem(NamedTuple):
-    """A checked balancing problem whose leading axes are flattened into one, called B.
+class Scores(NamedTuple):
+    """Checked tokens whose leading axes are flattened into one, called B, and who may see whom.
 
-    The scores are `S = sharpness * query @ key.T + mask`, minus infinity where attention is
-    forbidden. A matrix of scores that already exists arrives as a float mask beside tokens
-    without features.
+    `S = sharpness * query @ key.T + mask`, minus infinity where attention is forbidden.
     """
 
     query: Float[Tensor, "B n d"]
@@ -27,6 +25,11 @@ class Problem(NamedTuple):
     query_mask: Bool[Tensor, "B n"] | None
     key_mask: Bool[Tensor, "B m"] | None
     sharpness: Float[Tensor, "B"]
+
+
+class Balance(NamedTuple):
+    """How the columns of a plan are balanced, checked, with one leading axis."""
+
     lam: Float[Tensor, "B"]
     # None: every iteration chooses its own, from the errors that a tol has watched
     omega: Float[Tensor, "B"] | None
@@ -38,14 +41,48 @@ class Problem(NamedTuple):
     iters: int
     tol: float | None
 
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All fields but the numbers, in their order."""
+        return self.lam, self.omega, self.log_mass, self.log_row_mass, self.start
 
-def part_of(problem: Problem, some: slice | Tensor) -> Problem:
+    def first_column(self) -> Float[Tensor, "B m"]:
+        """The column potentials before the first iteration."""
+        return torch.zeros_like(self.log_mass) if self.start is None else self.start
+
+    def first_omega(self) -> Float[Tensor, "B"]:
+        """The step of the first iteration: the plain one, if all steps are to be chosen."""
+        return torch.ones_like(self.lam) if self.omega is None else self.omega
+
+    def weighed(self, row: Float[Tensor, "B r"], rows: slice = ALL) -> Float[Tensor, "B r"]:
+        """Row potentials as the column step counts them: `f + log a`."""
+        return row if self.log_row_mass is None else row + self.log_row_mass[:, rows]
+
+
+class Problem(NamedTuple):
+    """What every backend of the elastic family solves: scores, and how to balance them."""
+
+    scores: Scores
+    balance: Balance
+
+
+def free_columns(scores: Scores) -> Problem:
+    """The problem whose plan is the row softmax: the first row step is the last."""
+    lam = torch.zeros_like(scores.sharpness)
+    log_mass = lam.new_zeros(len(lam), scores.key.shape[1])
+    return Problem(scores, Balance(lam, torch.ones_like(lam), log_mass, None, None, 0, None))
+
+
+Part = TypeVar("Part", Scores, Balance)
+
+
+def part_of(fields: Part, some: slice | Tensor) -> Part:
     """Some of the problems; masks stay whole, since many may share one, picked by mask_index."""
-    fields: dict[str, Any] = {
-        name: field[some] if isinstance(field, Tensor) and name != "mask" else field
-        for name, field in problem._asdict().items()
+    tensors: dict[str, Any] = {
+        name: field[some]
+        for name, field in fields._asdict().items()
+        if isinstance(field, Tensor) and name != "mask"
     }
-    return Problem(**fields)
+    return fields._replace(**tensors)
 
 
 class Solution(NamedTuple):
@@ -63,29 +100,19 @@ class Solution(NamedTuple):
     iterations: Int[Tensor, "B"]
 
 
-def with_row_mass(found: Solution, problem: Problem) -> Solution:
-    """The solution whose rows sum to the row masses of the problem, if it has any."""
-    if problem.log_row_mass is None:
+def with_row_mass(found: Solution, balance: Balance) -> Solution:
+    """The solution whose rows sum to the row masses, if there are any."""
+    if balance.log_row_mass is None:
         return found
-    mass = problem.log_row_mass
+    mass = balance.log_row_mass
     return found._replace(output=found.output * mass.exp()[..., None], row=found.row + mass)
 
 
-def first_column(problem: Problem) -> Float[Tensor, "B m"]:
-    """The column potentials before the first iteration."""
-    return torch.zeros_like(problem.log_mass) if problem.start is None else problem.start
-
-
-def weighed(problem: Problem, row: Float[Tensor, "B r"], rows: slice = ALL) -> Float[Tensor, "B r"]:
-    """Row potentials as the column step counts them: `f + log a`."""
-    return row if problem.log_row_mass is None else row + problem.log_row_mass[:, rows]
-
-
-def dense_scores(problem: Problem) -> Float[Tensor, "B n m"]:
+def dense_scores(scores: Scores) -> Float[Tensor, "B n m"]:
     """The whole score matrix of every problem."""
-    scores = (problem.query * problem.sharpness[:, None, None]) @ problem.key.mT
-    mask = None if problem.mask is None else problem.mask[problem.mask_index]
-    return forbid(scores, mask, problem.query_mask, problem.key_mask)
+    matrix = (scores.query * scores.sharpness[:, None, None]) @ scores.key.mT
+    mask = None if scores.mask is None else scores.mask[scores.mask_index]
+    return forbid(matrix, mask, scores.query_mask, scores.key_mask)
 
 
 def forbid(
@@ -107,11 +134,6 @@ def forbid(
     return scores
 
 
-def first_omega(problem: Problem) -> Float[Tensor, "B"]:
-    """The step of the first iteration: the plain one, if all steps are to be chosen."""
-    return torch.ones_like(problem.lam) if problem.omega is None else problem.omega
-
-
 def row_softmax(scores: Float[Tensor, "*B r m"]) -> Float[Tensor, "*B r m"]:
     """Rows that sum to one, or are zero where nothing is allowed.
 
@@ -130,9 +152,9 @@ def full_precision(device: torch.device) -> AbstractContextManager:
     return nullcontext()
 
 
-def no_values(problem: Problem) -> Float[Tensor, "B m 0"]:
+def no_values(scores: Scores) -> Float[Tensor, "B m 0"]:
     """Values without features, for whoever wants only the potentials."""
-    return problem.key[..., :0]
+    return scores.key[..., :0]
 
 
 def spread(residual: Float[Tensor, "B m"], live: Bool[Tensor, "B m"] | None) -> Float[Tensor, "B"]:

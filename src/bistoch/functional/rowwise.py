@@ -10,10 +10,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bistoch.functional import _rowmaps, inputs
-from bistoch.functional._nonfinite import clean_problem, show
+from bistoch.functional._nonfinite import clean_scores, show
 from bistoch.functional.inputs import Mask, Option
-from bistoch.functional.pose import Options, Reading, flatten, per_problem, pose
-from bistoch.functional.problem import Problem, dense_scores, full_precision
+from bistoch.functional.pose import Reading, ScoreOptions, flatten, per_problem, pose_scores
+from bistoch.functional.problem import Scores, dense_scores, full_precision
 
 # a map from a matrix of scores to a matrix of weights
 RowMap = Callable[[Tensor], Tensor]
@@ -309,31 +309,31 @@ def normsoftmax_plan(
 def _attend(operator, weigh: RowMap, query, key, value, *options, bias: Reading = "rows") -> Tensor:
     """Weigh the values; nothing is hidden from the gradient, so the matrix is kept."""
     batch = inputs.check_tokens(operator, query, key, value)
-    problem = _pose(operator, batch, query, key, *options, bias=bias)
-    problem, value, broken = clean_problem(problem, flatten(value, batch), "row")
+    scores = _pose(operator, batch, query, key, *options, bias=bias)
+    scores, value, broken = clean_scores(scores, flatten(value, batch), "row")
     with full_precision(query.device):
-        output = show(weigh(dense_scores(problem)) @ value, broken)
+        output = show(weigh(dense_scores(scores)) @ value, broken)
     return output.reshape(*batch, *output.shape[1:]).to(query.dtype)
 
 
 def weigh_rows(operator, weigh: RowMap, query, key, *options, bias: Reading = "rows") -> Tensor:
     """The plan that a map makes of the scores, checked and posed like those of all operators.
 
-    For `bias` see `pose`.
+    For `bias` see `pose.Reading`.
     """
     batch = inputs.check_tokens(operator, query, key)
-    problem = _pose(operator, batch, query, key, *options, bias=bias)
-    problem, _, broken = clean_problem(problem, None, "row")
+    scores = _pose(operator, batch, query, key, *options, bias=bias)
+    scores, _, broken = clean_scores(scores, None, "row")
     with full_precision(query.device):
-        plan = show(weigh(dense_scores(problem)), broken)
+        plan = show(weigh(dense_scores(scores)), broken)
     return plan.reshape(*batch, *plan.shape[1:]).to(query.dtype)
 
 
 def _pose(
     operator, batch, query, key, eps, mask, query_mask, key_mask, scale, *, bias: Reading
-) -> Problem:
-    options = Options(0.0, eps, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
-    return pose(operator, batch, query, key, options, bias=bias)
+) -> Scores:
+    options = ScoreOptions(eps, scale, mask, query_mask, key_mask)
+    return pose_scores(operator, batch, query, key, options, bias=bias)
 
 
 def _shifted(operator: str, shift: Option | None, *tokens: Tensor) -> RowMap:

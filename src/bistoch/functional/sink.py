@@ -5,14 +5,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bistoch.functional import inputs
-from bistoch.functional._nonfinite import show
+from bistoch.functional._nonfinite import clean_scores, show
 from bistoch.functional.elastic.api import solve
-from bistoch.functional.elastic.broken import cleaned
 from bistoch.functional.inputs import Mask, Option
-from bistoch.functional.pose import Options, flatten, per_problem, pose
+from bistoch.functional.pose import ScoreOptions, flatten, per_problem, pose_scores
 from bistoch.functional.problem import (
     Solution,
     dense_scores,
+    free_columns,
     full_precision,
     no_values,
     row_softmax,
@@ -44,10 +44,10 @@ def sink_attention(
     operator = "sink_attention"
     batch = inputs.check_tokens(operator, query, key, value)
     inputs.check_logit(operator, "logit", logit, batch, query.device)
-    options = Options(0.0, eps, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
+    options = ScoreOptions(eps, scale, mask, query_mask, key_mask)
     # the sink is none of the keys: what is added to all of their scores counts
-    problem = pose(operator, batch, query, key, options, bias="levels")
-    found = solve(operator, problem, flatten(value, batch), backend)
+    scores = pose_scores(operator, batch, query, key, options, bias="levels")
+    found = solve(operator, free_columns(scores), flatten(value, batch), backend)
     with full_precision(query.device):
         output = found.output * _left(found, logit, batch)
     return output.reshape(*batch, *output.shape[1:]).to(query.dtype)
@@ -85,12 +85,12 @@ def sink_plan(
     operator = "sink_plan"
     batch = inputs.check_tokens(operator, query, key)
     inputs.check_logit(operator, "logit", logit, batch, query.device)
-    options = Options(0.0, eps, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
-    problem = pose(operator, batch, query, key, options, bias="levels")
-    found = solve(operator, problem, no_values(problem), backend)
+    options = ScoreOptions(eps, scale, mask, query_mask, key_mask)
+    scores = pose_scores(operator, batch, query, key, options, bias="levels")
+    found = solve(operator, free_columns(scores), no_values(scores), backend)
     with full_precision(query.device):
-        problem, _, broken = cleaned(problem, None)
-        plan = show(row_softmax(dense_scores(problem)) * _left(found, logit, batch), broken)
+        scores, _, broken = clean_scores(scores, None, "row")
+        plan = show(row_softmax(dense_scores(scores)) * _left(found, logit, batch), broken)
     return plan.reshape(*batch, *plan.shape[1:]).to(query.dtype)
 
 

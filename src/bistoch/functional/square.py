@@ -7,9 +7,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bistoch.functional import inputs
-from bistoch.functional._nonfinite import clean_problem, show
+from bistoch.functional._nonfinite import clean_scores, show
 from bistoch.functional.inputs import Mask, Option
-from bistoch.functional.pose import Options, flatten, pose
+from bistoch.functional.pose import ScoreOptions, flatten, pose_scores
 
 
 class Square(NamedTuple):
@@ -45,21 +45,20 @@ def square_scores(
     """Check that the plan can be square, and compute the scores of the real tokens."""
     inputs.check_square(operator, query, key, "its plan is square")
     inputs.refuse_pairs(operator, mask, "the plan comes from the whole matrix")
-    options = Options(0.0, eps, 1.0, 0, None, None, query_mask, key_mask, None, scale)
-    problem = pose(operator, batch, query, key, options)
-    inputs.check_equal_padding(operator, problem.query_mask, problem.key_mask, query.shape[-2])
+    options = ScoreOptions(eps, scale, None, query_mask, key_mask)
+    scores = pose_scores(operator, batch, query, key, options)
+    inputs.check_equal_padding(operator, scores.query_mask, scores.key_mask, query.shape[-2])
     value = None if value is None else flatten(value, batch)
     # very large scores are limited below, and break nothing
-    problem, value, broken = clean_problem(problem, value, "problem", factor=None)
-    query, key = problem.query, problem.key
-    if problem.query_mask is None and problem.key_mask is None:
-        scores = _scores(query, key, problem.sharpness)
-        return Square(scores, None, None, None, value, broken)
-    query, real_queries, rows = _real_first(query, problem.query_mask)
-    key, real_keys, columns = _real_first(key, problem.key_mask)
+    scores, value, broken = clean_scores(scores, value, "problem", factor=None)
+    query, key, sharpness = scores.query, scores.key, scores.sharpness
+    if scores.query_mask is None and scores.key_mask is None:
+        return Square(_product(query, key, sharpness), None, None, None, value, broken)
+    query, real_queries, rows = _real_first(query, scores.query_mask)
+    key, real_keys, columns = _real_first(key, scores.key_mask)
     real = real_queries & real_keys
     query, key = (tokens.masked_fill(~real[..., None], 0) for tokens in (query, key))
-    return Square(_scores(query, key, problem.sharpness), real, rows, columns, value, broken)
+    return Square(_product(query, key, sharpness), real, rows, columns, value, broken)
 
 
 def restore(
@@ -117,7 +116,7 @@ def _real_first(
     return _move(tokens, order), mask.gather(-1, order), order.argsort(dim=-1)
 
 
-def _scores(query: Tensor, key: Tensor, sharpness: Float[Tensor, "B"]) -> Float[Tensor, "B n n"]:
+def _product(query: Tensor, key: Tensor, sharpness: Float[Tensor, "B"]) -> Float[Tensor, "B n n"]:
     # scores beyond this mean nothing to an angle or a direction, and their squares would overflow
     limit = torch.finfo(query.dtype).max ** 0.4
     query = (query * sharpness[:, None, None]).clamp(-limit, limit)

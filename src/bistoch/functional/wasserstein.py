@@ -10,8 +10,8 @@ from torch import Tensor
 from bistoch.functional import inputs
 from bistoch.functional.elastic.api import attend, make_plan, solve
 from bistoch.functional.inputs import Mask, Option
-from bistoch.functional.pose import Options, flatten, pose, working_dtype
-from bistoch.functional.problem import Problem, full_precision
+from bistoch.functional.pose import BalanceOptions, ScoreOptions, flatten, pose, working_dtype
+from bistoch.functional.problem import Scores, free_columns, full_precision
 
 
 class Gaussian(NamedTuple):
@@ -65,10 +65,11 @@ def wasserstein_attention(
     operator = "wasserstein_attention"
     batch = inputs.check_tokens(operator, query, key, value)
     longer = _longer_tokens(operator, batch, query, key, query_variance, key_variance, key_mask)
-    options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
-    options = _for_longer_tokens(operator, options, batch, query)
+    pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
+    balance = BalanceOptions(lam, omega, iters, tol, column_mass)
+    pairs, balance = _for_longer_tokens(operator, pairs, balance, batch, query)
     value = value.to(longer[0].dtype)
-    return attend(operator, *longer, value, options, backend).to(query.dtype)
+    return attend(operator, *longer, value, pairs, balance, backend).to(query.dtype)
 
 
 def wasserstein_plan(
@@ -102,9 +103,10 @@ def wasserstein_plan(
     operator = "wasserstein_plan"
     batch = inputs.check_tokens(operator, query, key)
     longer = _longer_tokens(operator, batch, query, key, query_variance, key_variance, key_mask)
-    options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
-    options = _for_longer_tokens(operator, options, batch, query)
-    return make_plan(operator, *longer, options, backend).to(query.dtype)
+    pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
+    balance = BalanceOptions(lam, omega, iters, tol, column_mass)
+    pairs, balance = _for_longer_tokens(operator, pairs, balance, batch, query)
+    return make_plan(operator, *longer, pairs, balance, backend).to(query.dtype)
 
 
 def wasserstein_moments(
@@ -145,13 +147,14 @@ def wasserstein_moments(
     batch = inputs.check_tokens(operator, query, key, value)
     inputs.check_variance(operator, "value_variance", value_variance, value)
     longer = _longer_tokens(operator, batch, query, key, query_variance, key_variance, key_mask)
-    options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
-    options = _for_longer_tokens(operator, options, batch, query)
-    problem = pose(operator, batch, *longer, options)
+    pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
+    balance = BalanceOptions(lam, omega, iters, tol, column_mass)
+    pairs, balance = _for_longer_tokens(operator, pairs, balance, batch, query)
+    problem = pose(operator, batch, *longer, pairs, balance)
     found = solve(operator, problem, flatten(value, batch), backend)
     with full_precision(query.device):
-        squared = _squared(problem, found.column)
-    spread = value_variance.to(problem.query.dtype).expand(*batch, *value.shape[-2:])
+        squared = free_columns(_squared(problem.scores, found.column))
+    spread = value_variance.to(found.output.dtype).expand(*batch, *value.shape[-2:])
     share = solve(operator, squared, flatten(spread, batch), backend)
     with full_precision(query.device):
         # softmax made rows of one; what they really sum to is the sum of squares of the plan
@@ -209,31 +212,32 @@ def _deviation(variance: Tensor | None, tokens: Tensor) -> Tensor:
 
 
 def _for_longer_tokens(
-    operator: str, options: Options, batch: torch.Size, query: Tensor
-) -> Options:
+    operator: str,
+    pairs: ScoreOptions,
+    balance: BalanceOptions,
+    batch: torch.Size,
+    query: Tensor,
+) -> tuple[ScoreOptions, BalanceOptions]:
     """The options as the longer tokens need them."""
-    inputs.check_lam(operator, options.lam, batch, query.device)
-    inputs.check_scale(operator, options.scale)
-    inputs.check_count(operator, "iters", options.iters)
-    scale = 1 / math.sqrt(max(query.shape[-1], 1)) if options.scale is None else options.scale
-    # free columns: the first row step is the last
-    free = not isinstance(options.lam, Tensor) and options.lam == 0
+    inputs.check_lam(operator, balance.lam, batch, query.device)
+    inputs.check_scale(operator, pairs.scale)
+    inputs.check_count(operator, "iters", balance.iters)
+    scale = 1 / math.sqrt(max(query.shape[-1], 1)) if pairs.scale is None else pairs.scale
+    if not isinstance(balance.lam, Tensor) and balance.lam == 0:
+        # free columns: the first row step is the last
+        balance = balance._replace(iters=0)
     # their dot product is half of the squared distance
-    return options._replace(scale=2 * scale, iters=0 if free else options.iters)
+    return pairs._replace(scale=2 * scale), balance
 
 
-def _squared(problem: Problem, column: Float[Tensor, "B m"]) -> Problem:
-    """The softmax problem whose rows are those of the squared plan: all scores and g doubled."""
+def _squared(scores: Scores, column: Float[Tensor, "B m"]) -> Scores:
+    """The scores whose softmax has the rows of the squared plan: all of them and g doubled."""
     column = column.masked_fill(column == -torch.inf, 0)
-    query = 2 * problem.sharpness[:, None, None] * problem.query
-    mask = problem.mask
-    return problem._replace(
+    query = 2 * scores.sharpness[:, None, None] * scores.query
+    mask = scores.mask
+    return scores._replace(
         query=torch.cat([query, torch.ones_like(query[..., :1])], -1),
-        key=torch.cat([problem.key, 2 * column[..., None]], -1),
+        key=torch.cat([scores.key, 2 * column[..., None]], -1),
         mask=mask if mask is None or mask.dtype == torch.bool else 2 * mask,
-        sharpness=torch.ones_like(problem.sharpness),
-        lam=torch.zeros_like(problem.lam),
-        omega=torch.ones_like(problem.lam),
-        iters=0,
-        tol=None,
+        sharpness=torch.ones_like(scores.sharpness),
     )

@@ -11,7 +11,7 @@ import torch
 import bistoch
 from bistoch.functional.elastic.cpu import launch as cpu
 from bistoch.functional.elastic.operator import empty
-from bistoch.functional.pose import Options, pose
+from bistoch.functional.pose import BalanceOptions, ScoreOptions, pose
 
 N, M, D = 37, 53, 8
 
@@ -214,8 +214,8 @@ def test_scipys_blas_serves_where_torchs_is_hidden(monkeypatch):
 
 def test_tensors_elsewhere_are_refused():
     q, k, v = (t.to("meta") for t in tokens())
-    options = Options(1.0, 1.0, 1.0, 3, None, None, None, None, None, None)
-    problem = pose("elastic_attention", q.shape[:1], q, k, options)
+    pairs, balance = ScoreOptions(1.0, None, None, None, None), BalanceOptions(1.0, 1.0, 3, None)
+    problem = pose("elastic_attention", q.shape[:1], q, k, pairs, balance)
     with pytest.raises(bistoch.BackendUnavailableError, match=r"on meta.*streaming"):
         cpu._forward(problem, v, *empty(q, k, v, 3, False))
 

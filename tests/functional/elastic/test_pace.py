@@ -8,7 +8,7 @@ from bistoch.functional.elastic import pace, streaming
 from bistoch.functional.elastic.api import BACKENDS
 from bistoch.functional.elastic.cpu.solve import SHORTEST
 from bistoch.functional.elastic.pace import LONGEST
-from bistoch.functional.pose import Options, pose
+from bistoch.functional.pose import BalanceOptions, ScoreOptions, pose
 from bistoch.functional.problem import dense_scores
 
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -235,19 +235,19 @@ def test_the_gradient_takes_the_steps_as_numbers(backend):
     q, k, v = 3 * draw(3, N, 5), draw(3, M, 5, seed=1), draw(3, M, 4, seed=2)
     lam = torch.tensor([0.6, 0.9, 1.0], dtype=torch.float64)
     found = differentiate(backend, q, k, v, lam, iters=100, tol=1e-2)
-    options = Options(lam, 1.0, None, 100, 1e-2, None, None, None, None, None)
-    posed = pose("test", q.shape[:1], q, k, options)
+    pairs, balance = ScoreOptions(1.0, None, None, None, None), BalanceOptions(lam, None, 100, 1e-2)
+    posed = pose("test", q.shape[:1], q, k, pairs, balance)
     solution, history = streaming.replay(posed, v)
     assert (history.omega[:, 1] > 1.1).all()
 
     leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v, lam)]
-    scores = dense_scores(posed._replace(query=leaves[0], key=leaves[1]))
+    scores = dense_scores(posed.scores._replace(query=leaves[0], key=leaves[1]))
     rows = []
     for i in range(3):
         g = torch.zeros(M, dtype=torch.float64)
         for t in range(int(solution.iterations[i])):
             f = -(scores[i] + g).logsumexp(1)
-            h = posed.log_mass[i] - (scores[i] + f[:, None]).logsumexp(0)
+            h = posed.balance.log_mass[i] - (scores[i] + f[:, None]).logsumexp(0)
             g = g + history.omega[i, t] * (leaves[3][i] * h - g)
         rows.append((scores[i] + g).softmax(1) @ leaves[2][i])
     result = torch.stack(rows)

@@ -13,7 +13,7 @@ from bistoch.functional import inputs
 from bistoch.functional.elastic.tiles import parts
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.inputs.tensors import check_broadcast, check_device
-from bistoch.functional.pose import Options, pose
+from bistoch.functional.pose import ScoreOptions, pose_scores
 from bistoch.functional.problem import full_precision, row_softmax
 
 
@@ -58,21 +58,21 @@ def stream_plan(
     True
     """
     batch = inputs.check_tokens("stream_plan", query, key)
-    options = Options(0.0, eps, 1.0, 0, None, mask, query_mask, key_mask, None, scale)
-    problem = pose("stream_plan", batch, query, key, options)
-    (size, n, _), m = problem.query.shape, problem.key.shape[1]
+    options = ScoreOptions(eps, scale, mask, query_mask, key_mask)
+    posed = pose_scores("stream_plan", batch, query, key, options)
+    (size, n, _), m = posed.query.shape, posed.key.shape[1]
     if column is None:
-        column = problem.log_mass.new_zeros(size, m)
+        column = posed.query.new_zeros(size, m)
     else:
         inputs.check_floating("stream_plan", "column", column, axes="(*b, m)", rank=1)
         check_broadcast("stream_plan", "column", column, (*batch, m), "(*b, m) =")
         check_device("stream_plan", "column", column, query.device)
         # minus infinity marks a key that nobody may see, which the scores say too
-        column = column.to(problem.log_mass).expand(*batch, m).reshape(size, m)
-    entropy, sums = problem.query.new_zeros(size, n), problem.query.new_zeros(size, m)
-    diagonal = problem.query.new_zeros(size, n if n == m else 0)
+        column = column.to(posed.query).expand(*batch, m).reshape(size, m)
+    entropy, sums = posed.query.new_zeros(size, n), posed.query.new_zeros(size, m)
+    diagonal = posed.query.new_zeros(size, n if n == m else 0)
     with full_precision(query.device):
-        for part in parts(problem):
+        for part in parts(posed):
             some = part.batch
             for rows, scores in part.tiles():
                 plan = row_softmax(scores + column[some, None, :])

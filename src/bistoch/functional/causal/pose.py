@@ -10,7 +10,7 @@ from bistoch.functional import inputs
 from bistoch.functional._nonfinite import Pairs, clean
 from bistoch.functional.causal.problem import Stream
 from bistoch.functional.inputs import Mask, Option
-from bistoch.functional.pose import Options, flatten, pose
+from bistoch.functional.pose import ScoreOptions, flatten, per_problem, pose_scores
 
 
 class Rule(NamedTuple):
@@ -42,19 +42,21 @@ def pose_stream(
         shape = (*batch, key.shape[-2])
         inputs.check_padding(operator, "key_mask", key_mask, shape, query.device)
         query_mask = key_mask
-    options = Options(
-        rule.lam, rule.eps, 1.0, 1, None, mask, query_mask, key_mask, None, rule.scale
-    )
-    problem = pose(operator, batch, query, key, options, bias="numbers")
+    inputs.check_lam(operator, rule.lam, batch, query.device)
+    options = ScoreOptions(rule.eps, rule.scale, mask, query_mask, key_mask)
+    scores = pose_scores(operator, batch, query, key, options, bias="numbers")
+    if isinstance(rule.lam, Tensor) or rule.lam > 0:
+        n, m = query.shape[-2], key.shape[-2]
+        inputs.warn_half_padding(operator, n, m, mask, query_mask, key_mask)
     return Stream(
-        query=problem.query,
-        key=problem.key,
+        query=scores.query,
+        key=scores.key,
         value=flatten(value, batch),
-        mask=problem.mask,
-        mask_index=problem.mask_index,
-        real=_real(problem.query_mask, problem.key_mask, key.shape[-2]),
-        sharpness=problem.sharpness,
-        lam=problem.lam,
+        mask=scores.mask,
+        mask_index=scores.mask_index,
+        real=_real(scores.query_mask, scores.key_mask, key.shape[-2]),
+        sharpness=scores.sharpness,
+        lam=per_problem(rule.lam, batch, scores.sharpness),
         block=rule.block,
         prior=rule.prior,
     )

@@ -15,9 +15,17 @@ from bistoch.functional.elastic.broken import cleaned, shown
 from bistoch.functional.elastic.cpu import lanes
 from bistoch.functional.elastic.cpu import launch as cpu
 from bistoch.functional.inputs import Mask, Option
-from bistoch.functional.pose import Options, flatten, moves_columns, pose, working_dtype
+from bistoch.functional.pose import (
+    BalanceOptions,
+    ScoreOptions,
+    flatten,
+    pose,
+    working_dtype,
+)
 from bistoch.functional.problem import (
+    Balance,
     Problem,
+    Scores,
     Solution,
     dense_scores,
     full_precision,
@@ -109,8 +117,9 @@ def elastic_attention(
 
     Reference: Chizat, Peyre, Schmitzer, Vialard, Scaling algorithms for unbalanced transport, 2016.
     """
-    options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
-    return attend("elastic_attention", query, key, value, options, backend)
+    pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
+    balance = BalanceOptions(lam, omega, iters, tol, column_mass)
+    return attend("elastic_attention", query, key, value, pairs, balance, backend)
 
 
 def elastic_plan(
@@ -141,8 +150,9 @@ def elastic_plan(
     >>> [bool(torch.allclose(plan.sum(axis), torch.ones(5), atol=1e-4)) for axis in (-1, -2)]
     [True, True]
     """
-    options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
-    return make_plan("elastic_plan", query, key, options, backend)
+    pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
+    balance = BalanceOptions(lam, omega, iters, tol, column_mass)
+    return make_plan("elastic_plan", query, key, pairs, balance, backend)
 
 
 def elastic_potentials(
@@ -184,11 +194,11 @@ def elastic_potentials(
     (True, torch.Size([5]))
     """
     operator = "elastic_potentials"
-    options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
-    options = options._replace(row_mass=row_mass, start=start)
+    pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
+    balance = BalanceOptions(lam, omega, iters, tol, column_mass, row_mass, start)
     batch = inputs.check_tokens(operator, query, key)
-    problem = pose(operator, batch, query, key, options)
-    found = solve(operator, problem, no_values(problem), backend)
+    problem = pose(operator, batch, query, key, pairs, balance)
+    found = solve(operator, problem, no_values(problem.scores), backend)
     row = found.row.reshape(*batch, query.shape[-2])
     if mask is not None and mask.dtype != torch.bool:
         # the problem was posed without what all biases of a row have in common, if that is much
@@ -232,8 +242,9 @@ def sinkhorn_attention(
 
     Reference: Sander, Ablin, Blondel, Peyre, Sinkformers, AISTATS 2022.
     """
-    options = Options(1.0, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
-    return attend("sinkhorn_attention", query, key, value, options, backend)
+    pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
+    balance = BalanceOptions(1.0, omega, iters, tol, column_mass)
+    return attend("sinkhorn_attention", query, key, value, pairs, balance, backend)
 
 
 def sinkhorn_plan(
@@ -260,8 +271,9 @@ def sinkhorn_plan(
     >>> bistoch.sinkhorn_plan(q, k, iters=200).sum(-2).sub(1).abs().max().item() < 1e-5
     True
     """
-    options = Options(1.0, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, scale)
-    return make_plan("sinkhorn_plan", query, key, options, backend)
+    pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
+    balance = BalanceOptions(1.0, omega, iters, tol, column_mass)
+    return make_plan("sinkhorn_plan", query, key, pairs, balance, backend)
 
 
 def balance(
@@ -293,15 +305,17 @@ def balance(
     >>> plan.sum(-2).sub(1).abs().max().item() < 1e-3
     True
     """
-    options = Options(lam, eps, omega, iters, tol, mask, query_mask, key_mask, column_mass, None)
-    options = options._replace(row_mass=row_mass, start=start)
-    return balance_scores("balance", scores, options, backend)
+    pairs = ScoreOptions(eps, None, mask, query_mask, key_mask)
+    options = BalanceOptions(lam, omega, iters, tol, column_mass, row_mass, start)
+    return balance_scores("balance", scores, pairs, options, backend)
 
 
-def balance_scores(operator: str, scores: Tensor, options: Options, backend: str) -> Tensor:
+def balance_scores(
+    operator: str, scores: Tensor, pairs: ScoreOptions, options: BalanceOptions, backend: str
+) -> Tensor:
     """The plan of scores that exist already, for a function that calls itself `operator`."""
     inputs.check_floating(operator, "scores", scores, axes="(*b, n, m)", rank=2)
-    batch, eps, mask = scores.shape[:-2], options.eps, options.mask
+    batch, eps, mask = scores.shape[:-2], pairs.eps, pairs.mask
     inputs.check_eps(operator, eps, batch, scores.device)
     if mask is not None:
         inputs.check_mask(operator, mask, scores.shape, scores.device)
@@ -317,15 +331,15 @@ def balance_scores(operator: str, scores: Tensor, options: Options, backend: str
         work = work.masked_fill(unused, 0) + read.bias
     # scores that exist already are a bias between tokens without features
     query, key = (work.new_empty(*batch, size, 0) for size in scores.shape[-2:])
-    written = options._replace(eps=1.0, mask=work)
-    problem = pose(operator, batch, query, key, written, bias="scores")
-    if moves_columns(options):
+    written = pairs._replace(eps=1.0, mask=work)
+    problem = pose(operator, batch, query, key, written, options, bias="scores")
+    if options.moves_columns():
         n, m = scores.shape[-2:]
-        inputs.warn_half_padding(operator, n, m, mask, options.query_mask, options.key_mask)
-    chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem))
+        inputs.warn_half_padding(operator, n, m, mask, pairs.query_mask, pairs.key_mask)
+    chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem.scores))
     if chosen == "cpu" and lanes.fits(problem):
         plan, error = lanes.solve(problem)
-        _warn_if_far(operator, problem, error)
+        _warn_if_far(operator, problem.balance, error)
         return plan.reshape(scores.shape).to(scores.dtype)
     return _dense(operator, problem, batch, chosen).to(scores.dtype)
 
@@ -341,64 +355,77 @@ def _range(scores: Float[Tensor, "*b n m"]) -> Float[Tensor, "*b n 1"]:
 
 
 def attend(
-    operator: str, query: Tensor, key: Tensor, value: Tensor, options: Options, backend: str
+    operator: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pairs: ScoreOptions,
+    balance: BalanceOptions,
+    backend: str,
 ) -> Tensor:
     """Check, pose, solve: the result of a member of the family that calls itself `operator`."""
     batch = inputs.check_tokens(operator, query, key, value)
-    problem = pose(operator, batch, query, key, options)
+    problem = pose(operator, batch, query, key, pairs, balance)
     output = solve(operator, problem, flatten(value, batch), backend).output
     return output.reshape(*batch, *output.shape[1:]).to(query.dtype)
 
 
-def make_plan(operator: str, query: Tensor, key: Tensor, options: Options, backend: str) -> Tensor:
+def make_plan(
+    operator: str,
+    query: Tensor,
+    key: Tensor,
+    pairs: ScoreOptions,
+    balance: BalanceOptions,
+    backend: str,
+) -> Tensor:
     """The plan of a member of the family that calls itself `operator`."""
     batch = inputs.check_tokens(operator, query, key)
-    problem = pose(operator, batch, query, key, options)
+    problem = pose(operator, batch, query, key, pairs, balance)
     return _dense(operator, problem, batch, backend).to(query.dtype)
 
 
 def _dense(operator: str, problem: Problem, batch: torch.Size, backend: str) -> Tensor:
-    chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem))
-    with full_precision(problem.query.device):
+    chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem.scores))
+    with full_precision(problem.scores.query.device):
         problem, _, broken = cleaned(problem, None)
-        found = _SOLVERS[chosen](problem, no_values(problem))
-        plan = row_softmax(dense_scores(problem) + found.column[:, None, :])
-        if problem.log_row_mass is not None:
-            plan = plan * problem.log_row_mass.exp()[..., None]
+        found = _SOLVERS[chosen](problem, no_values(problem.scores))
+        plan = row_softmax(dense_scores(problem.scores) + found.column[:, None, :])
+        if problem.balance.log_row_mass is not None:
+            plan = plan * problem.balance.log_row_mass.exp()[..., None]
         plan = show(plan, broken)
-    _warn_if_far(operator, problem, found.error)
+    _warn_if_far(operator, problem.balance, found.error)
     return plan.reshape(*batch, *plan.shape[1:])
 
 
 def solve(operator: str, problem: Problem, value: Tensor, backend: str) -> Solution:
     """Hand a problem to its backend; say so if a wanted tolerance was not reached."""
-    chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem))
-    with full_precision(problem.query.device):
+    chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem.scores))
+    with full_precision(problem.scores.query.device):
         if chosen == "cpu":
             # its kernels look at what they read
             found = cpu.solve(problem, value)
         else:
             clean, values, broken = cleaned(problem, value)
-            found = shown(_SOLVERS[chosen](clean, values), broken, problem)
-    _warn_if_far(operator, problem, found.error)
-    return with_row_mass(found, problem)
+            found = shown(_SOLVERS[chosen](clean, values), broken, problem.balance.iters)
+    _warn_if_far(operator, problem.balance, found.error)
+    return with_row_mass(found, problem.balance)
 
 
-def _warn_if_far(operator: str, problem: Problem, error: Tensor) -> None:
-    if problem.tol is None or torch.compiler.is_compiling() or not len(error):
+def _warn_if_far(operator: str, balance: Balance, error: Tensor) -> None:
+    if balance.tol is None or torch.compiler.is_compiling() or not len(error):
         return
     worst = error.max().item()
-    if worst > problem.tol:
+    if worst > balance.tol:
         inputs.warn_caller(
-            f"{operator}: the column error is {worst:.3g} after iters={problem.iters}, above "
-            f"tol={problem.tol:g}; raise iters, raise eps, or lower lam",
+            f"{operator}: the column error is {worst:.3g} after iters={balance.iters}, above "
+            f"tol={balance.tol:g}; raise iters, raise eps, or lower lam",
             ConvergenceWarning,
         )
 
 
-def _fastest(problem: Problem) -> str:
+def _fastest(scores: Scores) -> str:
     """What "auto" stands for: the kernels, where they can run and there is work enough for them."""
-    pairs = problem.query.shape[0] * problem.query.shape[1] * problem.key.shape[1]
-    if problem.query.device.type == "cpu" and HAS_NUMBA and pairs >= SMALL:
+    pairs = scores.query.shape[0] * scores.query.shape[1] * scores.key.shape[1]
+    if scores.query.device.type == "cpu" and HAS_NUMBA and pairs >= SMALL:
         return "cpu"
     return "streaming"

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from bistoch.functional._nonfinite import Reach, clean_problem, show
+from bistoch.functional._nonfinite import Reach, clean_scores, show
 from bistoch.functional.problem import Problem, Solution
 
 
@@ -21,11 +21,15 @@ def cleaned(
 
     As soon as columns move, they connect the rows: all of a head depend on each of its tokens.
     """
-    reach: Reach = "problem" if problem.iters else "row"
-    return clean_problem(problem, value, reach, options_too=options_too)
+    scores, balance = problem
+    reach: Reach = "problem" if balance.iters else "row"
+    scores, value, broken = clean_scores(
+        scores, value, reach, options=balance.tensors(), options_too=options_too
+    )
+    return Problem(scores, balance), value, broken
 
 
-def shown(found: Solution, broken: Bool[Tensor, "B n"] | None, problem: Problem) -> Solution:
+def shown(found: Solution, broken: Bool[Tensor, "B n"] | None, iters: int) -> Solution:
     """A solution that is NaN wherever it depends on what was taken out, and so are its gradients.
 
     Whatever sees no key, a row of zeros with a potential of minus infinity, depends on nothing.
@@ -34,7 +38,7 @@ def shown(found: Solution, broken: Bool[Tensor, "B n"] | None, problem: Problem)
         return found
     anywhere = broken.any(-1)
     column = found.column
-    if problem.iters:
+    if iters:
         seen = torch.where(column == -torch.inf, 1.0, torch.nan).to(column.dtype)
         column = column * torch.where(anywhere[:, None], seen, 1.0)
     return found._replace(

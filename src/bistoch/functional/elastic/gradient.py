@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bistoch.functional.elastic.operator import Gradients, History, Upstream
 from bistoch.functional.elastic.tiles import Part, parts
-from bistoch.functional.problem import Problem, Solution, first_column, row_softmax
+from bistoch.functional.problem import Balance, Problem, Solution, part_of, row_softmax
 
 
 def backward(
@@ -25,12 +25,13 @@ def backward(
     grads: Gradients,
 ) -> None:
     """Add the gradients of a solved problem, part by part."""
-    for part in parts(problem):
+    for part in parts(problem.scores):
         some = part.batch
         # with a tolerance a part may have stopped early: what was not written is not read
         iters = int(solution.iterations[some].max())
         replay = _Replay(
             part,
+            part_of(problem.balance, some),
             iters,
             value[some],
             Solution(*(field[some] for field in solution)),
@@ -44,6 +45,7 @@ class _Replay(NamedTuple):
     """One part of the batch with what its forward left behind."""
 
     part: Part
+    balance: Balance
     iters: int
     value: Tensor
     solution: Solution
@@ -71,8 +73,8 @@ class _Replay(NamedTuple):
 def _accumulate(replay: _Replay, grads: Gradients) -> None:
     """Go back through the iterations for the vectors, then once over the scores."""
     part, history, iters = replay.part, replay.history, replay.iters
-    problem, some = part.problem, part.batch
-    lam = problem.lam[:, None]
+    balance, some = replay.balance, part.batch
+    lam = balance.lam[:, None]
 
     column_grad = torch.zeros_like(replay.solution.column)
     if replay.upstream.column is not None:
@@ -87,9 +89,9 @@ def _accumulate(replay: _Replay, grads: Gradients) -> None:
     running = torch.arange(iters, device=lam.device) < replay.solution.iterations[:, None]
     omegas = torch.where(running, history.omega, 0)
     dead = (replay.solution.column == -torch.inf)[:, None, :]
-    steps = problem.log_mass[:, None, :] - (history.peak + history.log_total)
+    steps = balance.log_mass[:, None, :] - (history.peak + history.log_total)
     steps = steps.masked_fill(dead, 0)
-    columns = [first_column(problem)]
+    columns = [balance.first_column()]
     for t in range(iters):
         columns.append(columns[t] + omegas[:, t, None] * (lam * steps[:, t] - columns[t]))
 
@@ -107,10 +109,10 @@ def _accumulate(replay: _Replay, grads: Gradients) -> None:
             rows_to_one = row_softmax(scores + columns[t][:, None, :])
             column_grad -= (rows_to_one.mT @ row_grad).squeeze(-1)
     grads.log_mass[some] += step_grads.sum(1)
-    if problem.log_row_mass is not None:
+    if balance.log_row_mass is not None:
         # it is added to f before the column step, and nowhere else
         grads.log_row_mass[some] += row_grads.sum(1)
-    if problem.start is not None:
+    if balance.start is not None:
         grads.start[some] += column_grad
 
     for rows, scores in part.tiles():
@@ -124,17 +126,17 @@ def _accumulate(replay: _Replay, grads: Gradients) -> None:
 
 def _scatter(part: Part, rows: slice, scores_grad: Tensor, grads: Gradients) -> None:
     """Send a tile of the gradient of the scores to what the scores were made of."""
-    problem, some = part.problem, part.batch
-    query, sharpness = problem.query[:, rows], problem.sharpness[:, None, None]
-    from_key = scores_grad @ problem.key
+    scores, some = part.scores, part.batch
+    query, sharpness = scores.query[:, rows], scores.sharpness[:, None, None]
+    from_key = scores_grad @ scores.key
     grads.query[some, rows] = from_key * sharpness
     grads.key[some] += scores_grad.mT @ (query * sharpness)
     grads.sharpness[some] += (query * from_key).sum((-2, -1))
-    if grads.mask.numel() and problem.mask_index is not None:
+    if grads.mask.numel() and scores.mask_index is not None:
         shared_rows, shared_columns = (size == 1 for size in grads.mask.shape[1:])
         if shared_columns:
             scores_grad = scores_grad.sum(-1, keepdim=True)
         if shared_rows:
             scores_grad = scores_grad.sum(-2, keepdim=True)
         target = grads.mask if shared_rows else grads.mask[:, rows]
-        target.index_add_(0, problem.mask_index, scores_grad)
+        target.index_add_(0, scores.mask_index, scores_grad)

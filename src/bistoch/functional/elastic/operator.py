@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
-from bistoch.functional.problem import Problem, Solution, full_precision
+from bistoch.functional.problem import Balance, Problem, Scores, Solution, full_precision
 
 
 class History(NamedTuple):
@@ -76,16 +76,16 @@ def register(
         *fields, iters, tol, keep_history = rest
         solution, history = empty(query, key, value, iters, keep_history)
         with full_precision(query.device):
-            problem = Problem(query, key, *fields, iters, tol)
+            problem = _problem(query, key, fields, iters, tol)
             forward(problem, value, solution, history if keep_history else None)
         return (*solution, *history)
 
     def run_backward(mask_needs_grad, arriving, inputs, results):
         query, key, value, *fields = inputs
         history = History(*results[5:])
-        problem = Problem(query, key, *fields, history.row.shape[1], None)
+        problem = _problem(query, key, fields, history.row.shape[1], None)
         differentiable = (query, key, value, *_of_problems(*fields[4:]))
-        grads = _room(differentiable, problem.mask if mask_needs_grad else None, fills)
+        grads = _room(differentiable, problem.scores.mask if mask_needs_grad else None, fills)
         with full_precision(query.device):
             backward(
                 problem, value, Solution(*results[:5]), history, Upstream(*arriving), grads
@@ -200,8 +200,8 @@ def register(
             return _by_input(grads, needed)
 
     def solve(problem: Problem, value: Tensor) -> Solution:
-        query, key, *rest = problem
-        inputs = (value, *(field for field in problem if isinstance(field, Tensor)))
+        query, key, *rest = (*problem.scores, *problem.balance)
+        inputs = (value, *(x for fields in problem for x in fields if isinstance(x, Tensor)))
         refuse_tangents(name, inputs, 'choose backend="reference"')
         keep_history = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
         call: Callable[..., Any] = forward_op
@@ -214,6 +214,12 @@ def register(
 
 # how many inputs of the operator are tensors; the others are numbers
 INPUTS = 13
+
+
+def _problem(query: Tensor, key: Tensor, fields, iters: int, tol: float | None) -> Problem:
+    mask, mask_index, query_mask, key_mask, sharpness, *balance = fields
+    scores = Scores(query, key, mask, mask_index, query_mask, key_mask, sharpness)
+    return Problem(scores, Balance._make((*balance, iters, tol)))
 
 
 def _by_input(grads: Sequence[Tensor], needed: Sequence[bool]) -> tuple[Tensor | None, ...]:

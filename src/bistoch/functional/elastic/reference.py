@@ -14,45 +14,36 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bistoch.functional.elastic.pace import choose
-from bistoch.functional.problem import (
-    Problem,
-    Solution,
-    dense_scores,
-    first_column,
-    first_omega,
-    row_softmax,
-    spread,
-    weighed,
-)
+from bistoch.functional.problem import Problem, Solution, dense_scores, row_softmax, spread
 
 
 def solve(problem: Problem, value: Float[Tensor, "B m e"]) -> Solution:
     """Iterate row and column steps, end on a row step, and apply the plan to the values."""
-    scores = dense_scores(problem)
-    lam, pace, live = problem.lam[:, None], None, live_columns(scores)
-    omega = first_omega(problem)
-    column = first_column(problem)
-    running = torch.ones_like(problem.lam, dtype=torch.bool)
-    iterations = torch.zeros_like(problem.lam, dtype=torch.int64)
+    scores, balance = dense_scores(problem.scores), problem.balance
+    lam, pace, live = balance.lam[:, None], None, live_columns(scores)
+    omega = balance.first_omega()
+    column = balance.first_column()
+    running = torch.ones_like(balance.lam, dtype=torch.bool)
+    iterations = torch.zeros_like(balance.lam, dtype=torch.int64)
 
     # potentials stay finite in here, zero where no pair is allowed: what is forbidden is minus
     # infinity in the scores, and only there
-    for _ in range(problem.iters):
-        row = weighed(problem, row_step(scores, column))
-        residual = lam * column_step(scores, row, problem.log_mass) - column
-        if problem.tol is not None:
+    for _ in range(balance.iters):
+        row = balance.weighed(row_step(scores, column))
+        residual = lam * column_step(scores, row, balance.log_mass) - column
+        if balance.tol is not None:
             error = spread(residual, live)
-            running = running & (error > problem.tol)
+            running = running & (error > balance.tol)
             if not torch.compiler.is_compiling() and not bool(running.any()):
                 break
-            if problem.omega is None:
-                pace = choose(residual, live, error, problem.lam, row, pace)
+            if balance.omega is None:
+                pace = choose(residual, live, error, balance.lam, row, pace)
                 omega = pace.omega
         column = torch.where(running[:, None], column + omega[:, None] * residual, column)
         iterations = iterations + running
 
     row = row_step(scores, column)
-    residual = lam * column_step(scores, weighed(problem, row), problem.log_mass) - column
+    residual = lam * column_step(scores, balance.weighed(row), balance.log_mass) - column
     plan = row_softmax(scores + column[:, None, :])
     return Solution(
         output=plan @ value,

@@ -15,49 +15,48 @@ from bistoch.functional.elastic.operator import History, empty, register
 from bistoch.functional.elastic.pace import choose
 from bistoch.functional.elastic.tiles import Part, parts
 from bistoch.functional.problem import (
+    Balance,
     Problem,
     Solution,
-    first_column,
-    first_omega,
+    part_of,
     row_softmax,
     spread,
-    weighed,
 )
 
 
 def forward(problem: Problem, value: Tensor, solution: Solution, history: History | None) -> None:
     """Fill a solution, part by part."""
-    for part in parts(problem):
-        some = part.batch
+    for part in parts(problem.scores):
+        some, balance = part.batch, part_of(problem.balance, part.batch)
         kept = None if history is None else History(*(field[some] for field in history))
-        column, solution.iterations[some] = _iterate(part, kept)
-        _finish(part, value[some], column, Solution(*(field[some] for field in solution)))
+        column, solution.iterations[some] = _iterate(part, balance, kept)
+        _finish(part, balance, value[some], column, Solution(*(field[some] for field in solution)))
 
 
-def _iterate(part: Part, history: History | None) -> tuple[Tensor, Tensor]:
-    problem, pace = part.problem, None
-    omega = first_omega(problem)
-    column = first_column(problem)
-    running = torch.ones_like(problem.lam, dtype=torch.bool)
-    iterations = torch.zeros_like(problem.lam, dtype=torch.int64)
-    for t in range(problem.iters):
+def _iterate(part: Part, balance: Balance, history: History | None) -> tuple[Tensor, Tensor]:
+    pace, lam = None, balance.lam
+    omega = balance.first_omega()
+    column = balance.first_column()
+    running = torch.ones_like(lam, dtype=torch.bool)
+    iterations = torch.zeros_like(lam, dtype=torch.int64)
+    for t in range(balance.iters):
         totals, level = _Totals.none(column), column.new_zeros(len(column), 1)
         for rows, scores in part.tiles():
-            row = weighed(problem, _row_step(scores, column), rows)
+            row = balance.weighed(_row_step(scores, column), rows)
             totals = totals.add(scores + row[:, :, None])
             level = torch.maximum(level, row.abs().amax(-1, keepdim=True))
             if history is not None:
                 history.row[:, t, rows] = row
         if history is not None:
             history.peak[:, t], history.log_total[:, t] = totals.peak, totals.log_total()
-        residual = problem.lam[:, None] * totals.column_step(problem.log_mass) - column
-        if problem.tol is not None:
+        residual = lam[:, None] * totals.column_step(balance.log_mass) - column
+        if balance.tol is not None:
             error = spread(residual, totals.live())
-            running &= error > problem.tol
+            running &= error > balance.tol
             if not running.any():
                 break
-            if problem.omega is None:
-                pace = choose(residual, totals.live(), error, problem.lam, level, pace)
+            if balance.omega is None:
+                pace = choose(residual, totals.live(), error, lam, level, pace)
                 omega = pace.omega
         column = torch.where(running[:, None], column + omega[:, None] * residual, column)
         if history is not None:
@@ -98,23 +97,26 @@ def _row_step(scores: Tensor, column: Tensor) -> Tensor:
     return torch.where(total == -torch.inf, 0, -total)
 
 
-def _finish(part: Part, value: Tensor, column: Tensor, solution: Solution) -> None:
+def _finish(
+    part: Part, balance: Balance, value: Tensor, column: Tensor, solution: Solution
+) -> None:
     """Take the last row step and write all that the same tiles can give."""
-    problem = part.problem
     totals = _Totals.none(column)
     for rows, scores in part.tiles():
         row = _row_step(scores, column)
         solution.row[:, rows] = row.masked_fill((scores == -torch.inf).all(-1), -torch.inf)
         solution.output[:, rows] = row_softmax(scores + column[:, None, :]) @ value
-        totals = totals.add(scores + weighed(problem, row, rows)[:, :, None])
-    residual = problem.lam[:, None] * totals.column_step(problem.log_mass) - column
+        totals = totals.add(scores + balance.weighed(row, rows)[:, :, None])
+    residual = balance.lam[:, None] * totals.column_step(balance.log_mass) - column
     solution.column.copy_(column.masked_fill(~totals.live(), -torch.inf))
     solution.error.copy_(spread(residual, totals.live()))
 
 
 def replay(problem: Problem, value: Tensor) -> tuple[Solution, History]:
     """Solve a problem outside of autograd and keep its history."""
-    solution, history = empty(problem.query, problem.key, value, problem.iters, True)
+    solution, history = empty(
+        problem.scores.query, problem.scores.key, value, problem.balance.iters, True
+    )
     forward(problem, value, solution, history)
     return solution, history
 

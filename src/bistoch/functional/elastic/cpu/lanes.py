@@ -4,8 +4,6 @@ For matrices that fit the caches by the dozen, what costs is not arithmetic but 
 it. So the plan and its gradient are one kernel each, and nothing is kept between them but scores.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,7 +14,7 @@ from bistoch.functional.elastic.broken import cleaned, shown
 from bistoch.functional.elastic.cpu import launch
 from bistoch.functional.elastic.operator import Gradients, Upstream, refuse_tangents
 from bistoch.functional.kernels import kernel_module
-from bistoch.functional.problem import Problem, forbid
+from bistoch.functional.problem import Balance, Problem, Scores, forbid, part_of
 
 # pairs of one matrix up to which a group of them, with what their gradient needs, stay in the cache
 LARGEST = 64 * 64
@@ -24,10 +22,11 @@ LARGEST = 64 * 64
 
 def fits(problem: Problem) -> bool:
     """Whether the matrices are small enough, and so few iterations that the workspace holds all."""
-    (_, n, _), m = problem.query.shape, problem.key.shape[1]
+    scores, iters = problem.scores, problem.balance.iters
+    n, m = scores.query.shape[1], scores.key.shape[1]
     if n * m > LARGEST:
         return False
-    return _workspace(n, m, problem.iters, problem.query.element_size()) <= launch.WORKSPACE_BYTES
+    return _workspace(n, m, iters, scores.query.element_size()) <= launch.WORKSPACE_BYTES
 
 
 # a number of the machine and the sizes: nothing for a compiler to trace
@@ -39,33 +38,22 @@ def _workspace(n: int, m: int, iters: int, element_size: int) -> int:
 
 def solve(problem: Problem) -> tuple[Tensor, Tensor]:
     """The plans of a batch of score matrices, which is their problem's mask, and their errors."""
-    if problem.mask is None or problem.mask_index is None:
+    given, balance = problem
+    if given.mask is None or given.mask_index is None:
         raise ValueError("lanes: expected scores that exist already, as the mask of the problem")
-    scores = forbid(problem.mask, None, problem.query_mask, problem.key_mask)
-    start = problem.start
+    scores = forbid(given.mask, None, given.query_mask, given.key_mask)
+    start = balance.start
     if start is not None and start.shape[-1]:
         # what all columns share is invisible in a plan; without it the factors stay in range
         least, most = start.detach().aminmax(dim=-1, keepdim=True)
         start = start - (least + most) / 2
-    inputs = (scores, problem.lam, problem.omega, problem.log_mass, problem.log_row_mass, start)
-    tensors = (tensor for tensor in inputs if tensor is not None)
+    balance = balance._replace(start=start)
+    tensors = (field for field in (scores, *balance) if isinstance(field, Tensor))
     refuse_tangents("balance_lanes", tensors, 'choose backend="reference"')
-    plan, error = balance_lanes(*inputs, problem.iters, problem.tol)
-    if problem.log_row_mass is not None:
-        plan = plan * problem.log_row_mass.exp()[..., None]
+    plan, error = balance_lanes(scores, *balance)
+    if balance.log_row_mass is not None:
+        plan = plan * balance.log_row_mass.exp()[..., None]
     return plan, error
-
-
-class Options(NamedTuple):
-    """What belongs to the scores of a batch, one entry for each matrix."""
-
-    lam: Tensor
-    omega: Tensor | None
-    log_mass: Tensor
-    log_row_mass: Tensor | None
-    start: Tensor | None
-    iters: int
-    tol: float | None
 
 
 @torch.library.custom_op("bistoch::balance_lanes", mutates_args=())
@@ -80,13 +68,13 @@ def balance_lanes(
     tol: float | None,
 ) -> tuple[Tensor, Tensor]:
     """The plan of every matrix, minus infinity being a forbidden pair, and its column error."""
-    options = Options(lam, omega, log_mass, log_row_mass, start, iters, tol)
+    balance = Balance(lam, omega, log_mass, log_row_mass, start, iters, tol)
     plan, error = _dense_like(scores), _dense_like(lam)
-    unsafe = _run(scores, options, {"plan": plan, "error": error}, backward=False)
+    unsafe = _run(scores, balance, {"plan": plan, "error": error}, backward=False)
     if unsafe.numel():
-        problem, value = _in_logs(scores, options, unsafe)
+        problem, value = _in_logs(scores, balance, unsafe)
         clean, _, broken = cleaned(problem, None, options_too=True)
-        found = shown(streaming.replay(clean, value)[0], broken, problem)
+        found = shown(streaming.replay(clean, value)[0], broken, iters)
         plan[unsafe], error[unsafe] = found.output, found.error
     return plan, error
 
@@ -110,14 +98,14 @@ def balance_lanes_backward(
     options_too: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of the scores and, if asked for, of the options."""
-    options = Options(lam, omega, log_mass, log_row_mass, start, iters, tol)
+    balance = Balance(lam, omega, log_mass, log_row_mass, start, iters, tol)
     scores_grad = _dense_like(scores)
-    grads = dict(zip(OPTION_NAMES, _differentiable(*options[:5]), strict=True))
+    grads = dict(zip(OPTION_NAMES, _differentiable(*balance.tensors()), strict=True))
     grads = {f"{name}_grad": _dense_like(option).zero_() for name, option in grads.items()}
     tensors = {"plan_grad": plan_grad.contiguous(), "scores_grad": scores_grad}
-    unsafe = _run(scores, options, tensors | (grads if options_too else {}), backward=True)
+    unsafe = _run(scores, balance, tensors | (grads if options_too else {}), backward=True)
     if unsafe.numel():
-        _differentiate_in_logs(scores, options, unsafe, plan_grad, scores_grad, grads)
+        _differentiate_in_logs(scores, balance, unsafe, plan_grad, scores_grad, grads)
     lams, omegas, masses, row_masses, starts = grads.values()
     return scores_grad, lams, omegas, masses, row_masses, starts
 
@@ -161,7 +149,7 @@ def _differentiate(ctx, plan_grad, _):
 balance_lanes.register_autograd(_differentiate, setup_context=_setup_context)
 
 
-def _run(scores: Tensor, options: Options, tensors: dict[str, Tensor], *, backward: bool) -> Tensor:
+def _run(scores: Tensor, balance: Balance, tensors: dict[str, Tensor], *, backward: bool) -> Tensor:
     """Describe the work as a job of numbers and addresses, and let the kernels do it.
 
     Returns which matrices are out of the range of the kernels.
@@ -170,25 +158,25 @@ def _run(scores: Tensor, options: Options, tensors: dict[str, Tensor], *, backwa
     kernels = kernel_module("elastic.cpu.kernels")
     batch, n, m = scores.shape
     workers = max(1, min(runtime.threads(), -(-batch // layout.LANES)))
-    elements = layout.group_elements(n, m, options.iters, backward)
+    elements = layout.group_elements(n, m, balance.iters, backward)
     unsafe = torch.zeros(batch, dtype=torch.int64)
     named = tensors | {
-        "scores": scores, "lam": options.lam, "unsafe": unsafe,
-        "log_mass": options.log_mass, "workspace": scores.new_empty(workers * elements),
+        "scores": scores, "lam": balance.lam, "unsafe": unsafe,
+        "log_mass": balance.log_mass, "workspace": scores.new_empty(workers * elements),
     }  # fmt: skip
-    more = {name: getattr(options, name) for name in ("omega", "log_row_mass", "start")}
+    more = {name: getattr(balance, name) for name in ("omega", "log_row_mass", "start")}
     named |= {name: option for name, option in more.items() if option is not None}
     # kept by name until the kernels are done: contiguous copies must outlive their addresses
     arrays = {field: tensor.contiguous() for field, tensor in named.items()}
     reals = np.array(
-        [-1.0 if options.tol is None else options.tol, 8 * torch.finfo(scores.dtype).eps]
+        [-1.0 if balance.tol is None else balance.tol, 8 * torch.finfo(scores.dtype).eps]
     )
     counters = np.zeros(2, np.int64)
     job = dict.fromkeys(layout.FIELDS, 0)
     job |= {f"{field}_at": tensor.data_ptr() for field, tensor in arrays.items()}
     job |= {
         "next_group": counters.ctypes.data, "next_worker": counters.ctypes.data + 8,
-        "batch": batch, "n": n, "m": m, "iters": options.iters, "backward": int(backward),
+        "batch": batch, "n": n, "m": m, "iters": balance.iters, "backward": int(backward),
         "reals_at": reals.ctypes.data, "workspace_stride": elements,
     }  # fmt: skip
     if batch * n * m:
@@ -197,11 +185,11 @@ def _run(scores: Tensor, options: Options, tensors: dict[str, Tensor], *, backwa
     return unsafe.nonzero().flatten()
 
 
-def _in_logs(scores: Tensor, options: Options, some: Tensor) -> tuple[Problem, Tensor]:
+def _in_logs(scores: Tensor, balance: Balance, some: Tensor) -> tuple[Problem, Tensor]:
     """Some of the matrices as a problem for tiles; with values of one, its output is the plan."""
     scores = scores[some]
     batch, n, m = scores.shape
-    problem = Problem(
+    given = Scores(
         query=scores.new_empty(batch, n, 0),
         key=scores.new_empty(batch, m, 0),
         mask=scores,
@@ -209,39 +197,33 @@ def _in_logs(scores: Tensor, options: Options, some: Tensor) -> tuple[Problem, T
         query_mask=None,
         key_mask=None,
         sharpness=scores.new_ones(batch),
-        lam=options.lam[some],
-        omega=None if options.omega is None else options.omega[some],
-        log_mass=options.log_mass[some],
-        log_row_mass=None if options.log_row_mass is None else options.log_row_mass[some],
-        start=None if options.start is None else options.start[some],
-        iters=options.iters,
-        tol=options.tol,
     )
+    problem = Problem(given, part_of(balance, some))
     return problem, torch.eye(m, dtype=scores.dtype).expand(batch, m, m)
 
 
 def _differentiate_in_logs(
     scores: Tensor,
-    options: Options,
+    balance: Balance,
     some: Tensor,
     plan_grad: Tensor,
     scores_grad: Tensor,
     grads: dict[str, Tensor],
 ) -> None:
-    problem, value = _in_logs(scores, options, some)
+    problem, value = _in_logs(scores, balance, some)
     problem, _, broken = cleaned(problem, None, options_too=True)
     arriving = plan_grad[some]
     if broken is not None:
         arriving = arriving.masked_fill(broken[..., None], torch.nan)
     found, history = streaming.replay(problem, value)
     own = Gradients(
-        query=torch.zeros_like(problem.query),
-        key=torch.zeros_like(problem.key),
+        query=torch.zeros_like(problem.scores.query),
+        key=torch.zeros_like(problem.scores.key),
         value=torch.zeros(value.shape, dtype=value.dtype),
-        sharpness=torch.zeros_like(problem.sharpness),
-        lam=torch.zeros_like(problem.lam),
-        omega=torch.zeros_like(problem.lam),
-        log_mass=torch.zeros_like(problem.log_mass),
+        sharpness=torch.zeros_like(problem.scores.sharpness),
+        lam=torch.zeros_like(problem.balance.lam),
+        omega=torch.zeros_like(problem.balance.lam),
+        log_mass=torch.zeros_like(problem.balance.log_mass),
         log_row_mass=torch.zeros_like(found.row),
         start=torch.zeros_like(found.column),
         mask=torch.zeros_like(arriving),

@@ -20,7 +20,7 @@ from bistoch.functional.elastic import gradient, streaming
 from bistoch.functional.elastic.broken import cleaned, shown
 from bistoch.functional.elastic.operator import Gradients, History, Upstream, empty, register
 from bistoch.functional.kernels import kernel_module
-from bistoch.functional.problem import Problem, Solution, part_of
+from bistoch.functional.problem import Problem, Scores, Solution, part_of
 
 # bytes of working memory for all threads together; a head that needs more is computed without
 # storing its matrices, in blocks of rows that are made again in every pass
@@ -33,13 +33,13 @@ BLOCK_BYTES = 512 << 10
 
 
 def _forward(problem: Problem, value: Tensor, solution: Solution, history: History | None) -> None:
-    device = problem.query.device
+    device = problem.scores.query.device
     if device.type != "cpu":
         raise BackendUnavailableError(
             f'the backend "cpu" works on CPU tensors, but these are on {device}; move them with '
             '.cpu(), or choose backend="streaming"'
         )
-    if _is_empty(problem):
+    if _is_empty(problem.scores):
         # nothing to compute, only zeros and minus infinities to put into their places
         streaming.forward(problem, value, solution, history)
         return
@@ -56,7 +56,7 @@ def _backward(
     upstream: Upstream,
     grads: Gradients,
 ) -> None:
-    if _is_empty(problem):
+    if _is_empty(problem.scores):
         # no pair of tokens, so nothing depends on anything
         for field in grads:
             field.zero_()
@@ -78,10 +78,13 @@ def _solve_cleaned(
 
     They are solved with zeros in the place of what is not finite, and what depends on it is NaN.
     """
-    part, values, broken = cleaned(part_of(problem, some), value[some], options_too=True)
-    found, kept = empty(part.query, part.key, values, part.iters, history is not None)
+    part, values, broken = cleaned(_part(problem, some), value[some], options_too=True)
+    iters = part.balance.iters
+    found, kept = empty(
+        part.scores.query, part.scores.key, values, iters, history is not None
+    )  # fmt: skip
     _run(part, values, found, None if history is None else kept, look=False)
-    for field, own in zip(solution, shown(found, broken, part), strict=True):
+    for field, own in zip(solution, shown(found, broken, iters), strict=True):
         field[some] = own
     for field, own in zip(history or (), kept, strict=False):
         field[some] = own
@@ -97,7 +100,7 @@ def _differentiate_cleaned(
     grads: Gradients,
 ) -> None:
     """The gradients of those heads: NaN is what arrives at rows that are NaN."""
-    part, values, broken = cleaned(part_of(problem, some), value[some], options_too=True)
+    part, values, broken = cleaned(_part(problem, some), value[some], options_too=True)
     found = Solution(*(field[some] for field in solution))
     kept = History(*(field[some] for field in history))
     arriving = upstream.of(some)
@@ -134,7 +137,8 @@ def _differentiate_in_logs(
     """
     some = slice(index, index + 1)
     # with a tolerance that nothing reaches, steps that were chosen are chosen again
-    one = part_of(problem, some)._replace(iters=int(solution.iterations[index]), tol=-1.0)
+    scores, balance = _part(problem, some)
+    one = Problem(scores, balance._replace(iters=int(solution.iterations[index]), tol=-1.0))
     found, history = streaming.replay(one, value[some])
     own = {n: field if n == "mask" else field[some] for n, field in grads._asdict().items()}
     for name, field in own.items():
@@ -144,9 +148,13 @@ def _differentiate_in_logs(
     gradient.backward(one, value[some], found, history, upstream.of(some), Gradients(**own))
 
 
-def _is_empty(problem: Problem) -> bool:
+def _part(problem: Problem, some: slice | Tensor) -> Problem:
+    return Problem(part_of(problem.scores, some), part_of(problem.balance, some))
+
+
+def _is_empty(scores: Scores) -> bool:
     # BLAS leaves its result untouched when there is nothing to add up
-    return 0 in (*problem.query.shape[:2], problem.key.shape[1])
+    return 0 in (*scores.query.shape[:2], scores.key.shape[1])
 
 
 class Layout(NamedTuple):
@@ -269,21 +277,22 @@ def _run(
     else why it was left. Whoever does not look computes with whatever there is.
     """
     runtime = kernel_module("kernels.runtime")
-    (batch, n, d), m, e = problem.query.shape, problem.key.shape[1], value.shape[2]
-    dtype, mask = problem.query.dtype, problem.mask
-    exact_error = grads is None and (e == 0 or problem.tol is not None)
+    scores, balance = problem
+    (batch, n, d), m, e = scores.query.shape, scores.key.shape[1], value.shape[2]
+    dtype, mask = scores.query.dtype, scores.mask
+    exact_error = grads is None and (e == 0 or balance.tol is not None)
     start, _ = runtime.team_entry()
     # without a team whose members know their numbers, nobody can share a head
     threads = runtime.threads() if start else min(runtime.threads(), batch)
     form = _form(
-        (batch, n, m, d, e, problem.iters, dtype.itemsize), dtype, problem.tol,
+        (batch, n, m, d, e, balance.iters, dtype.itemsize), dtype, balance.tol,
         None if mask is None else (tuple(mask.shape), mask.dtype), grads is not None, exact_error,
         look, threads, (WORKSPACE_BYTES, OWN_HEAD_BYTES if start else 1 << 60, BLOCK_BYTES),
     )  # fmt: skip
     workers = form.layout.workers
     workspace = torch.empty(workers * form.layout.workspace_stride, dtype=dtype)
     # in the order of the fields of a job
-    tensors = [problem.query, problem.key, value, *problem[2:12], *solution]
+    tensors = [scores.query, scores.key, value, *scores[2:], *balance.tensors(), *solution]
     tensors += [None] * len(History._fields) if history is None else history
     if upstream is not None and grads is not None:
         tensors += [*upstream, *grads[:-1]]
