@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bistoch.functional._precision import working_dtype
-from bistoch.functional.problem import Scores
+from bistoch.functional.problem import GivenScores, Scores
 
 # which rows depend on a token: those that see it; all of the problem, since columns connect them;
 # or the first row that sees it and all later ones
@@ -101,19 +101,22 @@ def clean(
 
 
 def clean_scores(
-    scores: Scores,
+    scores: Scores | GivenScores,
     value: Tensor | None,
     reach: Reach,
     *,
     factor: float | None = 1.0,
     options: Sequence[Tensor | None] = (),
     options_too: bool = False,
-) -> tuple[Scores, Any, Any]:
+) -> tuple[Any, Any, Any]:
     """As `clean`, for `Scores`: these, the values and the rows that are to be NaN.
 
     The factor is by how much scores grow on their way; None if they cannot become too large.
     Options were refused before if they could be read; inside of an operator they are looked at too.
     """
+    if isinstance(scores, GivenScores):
+        others = [x for x in options if x is not None] if options_too else []
+        return _clean_given(scores, value, reach, options, others)
     sharpness = scores.sharpness if factor == 1.0 else None
     if factor is not None and factor != 1.0:
         sharpness = scores.sharpness * factor
@@ -127,6 +130,25 @@ def clean_scores(
     )  # fmt: skip
     scores = scores._replace(query=found.query, key=found.key, mask=found.mask)
     return scores, found.value, found.broken
+
+
+def _clean_given(scores: GivenScores, value, reach, options, others) -> tuple[Any, Any, Any]:
+    """Nothing is multiplied, so no score can become too large."""
+    given, tensors = scores.given, [x for x in (value, *others) if x is not None]
+    if _is_at_hand([given, *tensors]) and _is_finite(given, tensors):
+        return scores, value, None
+    with torch.no_grad():
+        pairs = Pairs(given, None, scores.query_mask, scores.key_mask)
+        size, n, m = given.shape
+        bad_key = torch.zeros(size, m, dtype=torch.bool, device=given.device)
+        if value is not None:
+            bad_key = ~value.isfinite().all(-1)
+        broken = bad_key.new_zeros(size, n)
+        if given.numel():
+            sees, hit, _ = _look_at_pairs(pairs, bad_key, n, reach)
+            broken = _reach_rows(hit, sees, reach, [x for x in options if x is not None])
+    scores = scores._replace(given=given.nan_to_num(0.0, 0.0, -torch.inf))
+    return scores, None if value is None else _zeroed(value), broken
 
 
 def clean_values(value: Float[Tensor, "*b m e"], n: int, pairs: Pairs) -> Clean:
@@ -174,14 +196,17 @@ def _is_ordinary(query, key, value, mask, sharpness, *others) -> bool:
         largest *= max(factor, 1.0)
     if not largest <= limit:
         return False
-    is_bias = mask is not None and mask.dtype != torch.bool and mask.numel() > 0
-    # minus infinity is a pair that is forbidden
-    if is_bias and not mask.detach().amax().item() < math.inf:
+    return _is_finite(mask, [tensor for tensor in (value, *others) if tensor is not None])
+
+
+def _is_finite(bias: Tensor | None, tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors are finite, and a bias but for minus infinity: a pair that is forbidden."""
+    is_bias = bias is not None and bias.dtype != torch.bool and bias.numel() > 0
+    if bias is not None and is_bias and not bias.detach().amax().item() < math.inf:
         return False
     return all(
         math.isfinite(tensor.detach().sum(dtype=working_dtype(tensor.dtype)).item())
-        for tensor in (value, *others)
-        if tensor is not None
+        for tensor in tensors
     )
 
 
@@ -216,6 +241,11 @@ def _broken_rows(query, key, value, pairs, sharpness, reach, numbers) -> Bool[Te
         factor = sharpness.abs()[..., None] if isinstance(sharpness, Tensor) else abs(sharpness)
         fits = (sums <= limit) & (sums * factor <= limit)
         broken = broken | sees & ~fits
+    return _reach_rows(broken, sees, reach, numbers)
+
+
+def _reach_rows(broken, sees, reach: Reach, numbers: Sequence[Tensor]) -> Bool[Tensor, "*b n"]:
+    """The rows that depend on broken ones, or on numbers that are not finite."""
     for tensor in numbers:
         broken = broken | ~tensor.isfinite().reshape(len(tensor), -1).all(-1, keepdim=True)
     if reach == "problem":

@@ -9,7 +9,7 @@ from bistoch.functional._nonfinite import clean_scores, show
 from bistoch.functional.elastic.reference import column_step, row_step
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import BalanceOptions, ScoreOptions, flatten, pose
-from bistoch.functional.problem import Problem, dense_scores, full_precision, row_softmax
+from bistoch.functional.problem import Problem, Scores, dense_scores, full_precision, row_softmax
 
 
 def anneal_attention(
@@ -87,12 +87,12 @@ def anneal_plan(
     return plan.reshape(*batch, *plan.shape[1:]).to(query.dtype)
 
 
-def _pose(operator, batch, query, key, pairs, iters, debias) -> Problem:
+def _pose(operator, batch, query, key, pairs, iters, debias) -> Problem[Scores]:
     inputs.check_flag(operator, "debias", debias)
     return pose(operator, batch, query, key, pairs, BalanceOptions(1.0, 1.0, iters, None))
 
 
-def _anneal(problem: Problem, debias: bool) -> Float[Tensor, "B n m"]:
+def _anneal(problem: Problem[Scores], debias: bool) -> Float[Tensor, "B n m"]:
     # sharpness holds scale/eps, so a bias is annealed together with the dot products
     scores, balance = dense_scores(problem.scores), problem.balance
     column, colder = torch.zeros_like(balance.log_mass), 1.0
@@ -108,7 +108,7 @@ def _power(debias: bool) -> float:
     return 2 / 3 if debias else 1 / 2
 
 
-def _clean(problem: Problem, value: Tensor | None, debias: bool):
+def _clean(problem: Problem[Scores], value: Tensor | None, debias: bool):
     # the last temperature has the largest scores
     scores, balance = problem
     colder = max(balance.iters, 1) ** _power(debias)

@@ -13,7 +13,7 @@ from bistoch.functional._masks import Bias, as_bias, forbid_low, read_bias
 from bistoch.functional._precision import working_dtype as working_dtype
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.inputs.tensors import values_are_at_hand
-from bistoch.functional.problem import Balance, Problem, Scores
+from bistoch.functional.problem import Balance, GivenScores, Problem, Scores
 
 # how a float mask is read: very low numbers forbid a pair, unless its score could make up for that;
 # and in a row without any others only "differences" count. In "rows" that stand alone scores have
@@ -59,16 +59,14 @@ def pose(
     key: Tensor,
     pairs: ScoreOptions,
     options: BalanceOptions,
-    *,
-    bias: Reading = "differences",
-) -> Problem:
+) -> Problem[Scores]:
     """Check every option and flatten the leading axes of tokens that were checked already."""
     n, m = query.shape[-2], key.shape[-2]
-    row_mass, counts = _check_balance(operator, batch, n, m, query, options)
-    scores = pose_scores(operator, batch, query, key, pairs, bias=bias, counts=counts)
-    if bias != "scores" and options.moves_columns():
+    row_mass, counts = check_balance(operator, batch, n, m, query, options)
+    scores = pose_scores(operator, batch, query, key, pairs, counts=counts)
+    if options.moves_columns():
         inputs.warn_half_padding(operator, n, m, pairs.mask, pairs.query_mask, pairs.key_mask)
-    return Problem(scores, _balance(operator, batch, scores, options, row_mass))
+    return Problem(scores, pose_balance(operator, batch, scores, options, row_mass))
 
 
 def pose_scores(
@@ -82,19 +80,10 @@ def pose_scores(
     counts: Bool[Tensor, "B n"] | None = None,
 ) -> Scores:
     """As `pose`, for scores alone; queries that do not count are not there."""
-    n, m, device = query.shape[-2], key.shape[-2], query.device
-    size = math.prod(batch)
-    mask, query_mask, key_mask = options.mask, options.query_mask, options.key_mask
+    shape, device, mask = (*batch, query.shape[-2], key.shape[-2]), query.device, options.mask
     if mask is not None:
-        inputs.check_mask(operator, mask, (*batch, n, m), device)
-    if query_mask is not None:
-        inputs.check_padding(operator, "query_mask", query_mask, (*batch, n), device)
-        query_mask = query_mask.expand(*batch, n).reshape(size, n)
-    if key_mask is not None:
-        inputs.check_padding(operator, "key_mask", key_mask, (*batch, m), device)
-        key_mask = key_mask.expand(*batch, m).reshape(size, m)
-    if counts is not None:
-        query_mask = counts if query_mask is None else query_mask & counts
+        inputs.check_mask(operator, mask, shape, device)
+    query_mask, key_mask = pose_padding(operator, shape, device, options, counts)
     inputs.check_eps(operator, options.eps, batch, device)
     inputs.check_scale(operator, options.scale)
 
@@ -123,7 +112,28 @@ def pose_scores(
     return Scores(query, key, mask, mask_index, query_mask, key_mask, sharpness)
 
 
-def _check_balance(
+def pose_padding(
+    operator: str,
+    shape: tuple[int, ...],
+    device: torch.device,
+    options: ScoreOptions,
+    counts: Bool[Tensor, "B n"] | None,
+) -> tuple[Bool[Tensor, "B n"] | None, Bool[Tensor, "B m"] | None]:
+    """Which queries and which keys are real, for scores of a shape; None for all."""
+    *batch, n, m = shape
+    size, query_mask, key_mask = math.prod(batch), options.query_mask, options.key_mask
+    if query_mask is not None:
+        inputs.check_padding(operator, "query_mask", query_mask, (*batch, n), device)
+        query_mask = query_mask.expand(*batch, n).reshape(size, n)
+    if key_mask is not None:
+        inputs.check_padding(operator, "key_mask", key_mask, (*batch, m), device)
+        key_mask = key_mask.expand(*batch, m).reshape(size, m)
+    if counts is not None:
+        query_mask = counts if query_mask is None else query_mask & counts
+    return query_mask, key_mask
+
+
+def check_balance(
     operator: str, batch: torch.Size, n: int, m: int, like: Tensor, options: BalanceOptions
 ) -> tuple[Float[Tensor, "B n"] | None, Bool[Tensor, "B n"] | None]:
     """Check every option; return the row masses in working precision, and which are not zero."""
@@ -147,15 +157,15 @@ def _check_balance(
     return row_mass, counts
 
 
-def _balance(
+def pose_balance(
     operator: str,
     batch: torch.Size,
-    scores: Scores,
+    scores: Scores | GivenScores,
     options: BalanceOptions,
     row_mass: Float[Tensor, "B n"] | None,
 ) -> Balance:
     """Options that were checked, as one number or vector for each problem."""
-    like = scores.sharpness
+    like, m = scores.like, scores.shape[2]
     # steps are chosen from errors, and only a tolerance watches them
     omega = 1.0 if options.omega is None and options.tol is None else options.omega
     return Balance(
@@ -163,7 +173,7 @@ def _balance(
         omega=None if omega is None else per_problem(omega, batch, like),
         log_mass=_log_mass(operator, options.column_mass, batch, scores, row_mass),
         log_row_mass=None if row_mass is None else row_mass.log(),
-        start=_start(options.start, (*batch, scores.key.shape[1]), like),
+        start=_start(options.start, (*batch, m), like),
         iters=options.iters,
         tol=options.tol,
     )
@@ -279,15 +289,15 @@ def _log_mass(
     operator: str,
     mass: Tensor | None,
     batch: torch.Size,
-    scores: Scores,
+    scores: Scores | GivenScores,
     row_mass: Float[Tensor, "B n"] | None,
 ) -> Float[Tensor, "B m"]:
     """The log of the column targets, scaled to sum to the number of real queries or their masses.
 
     The scale is invisible in the plan; with the right one the potentials do not drift.
     """
-    like, query_mask, key_mask = scores.sharpness, scores.query_mask, scores.key_mask
-    (size, n, _), m = scores.query.shape, scores.key.shape[1]
+    (size, n, m), like = scores.shape, scores.like
+    query_mask, key_mask = scores.query_mask, scores.key_mask
     if mass is None and query_mask is None and key_mask is None:
         return _filled((size, m), math.log(max(n, 1) / max(m, 1)), like)
     if mass is None:

@@ -1,7 +1,7 @@
 """What is solved: scores, and how they are balanced; and the mathematics that backends share."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,6 +26,35 @@ class Scores(NamedTuple):
     key_mask: Bool[Tensor, "B m"] | None
     sharpness: Float[Tensor, "B"]
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """How many problems, queries and keys there are."""
+        return self.query.shape[0], self.query.shape[1], self.key.shape[1]
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the working precision, where all others are."""
+        return self.query
+
+
+class GivenScores(NamedTuple):
+    """Scores that exist already, with one leading axis; minus infinity is a forbidden pair."""
+
+    given: Float[Tensor, "B n m"]
+    query_mask: Bool[Tensor, "B n"] | None
+    key_mask: Bool[Tensor, "B m"] | None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """How many problems, queries and keys there are."""
+        size, n, m = self.given.shape
+        return size, n, m
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the working precision, where all others are."""
+        return self.given
+
 
 class Balance(NamedTuple):
     """How the columns of a plan are balanced, checked, with one leading axis."""
@@ -41,7 +70,7 @@ class Balance(NamedTuple):
     iters: int
     tol: float | None
 
-    def tensors(self) -> tuple[Tensor | None, ...]:
+    def tensors(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
         """All fields but the numbers, in their order."""
         return self.lam, self.omega, self.log_mass, self.log_row_mass, self.start
 
@@ -58,31 +87,35 @@ class Balance(NamedTuple):
         return row if self.log_row_mass is None else row + self.log_row_mass[:, rows]
 
 
-class Problem(NamedTuple):
+AnyScores = TypeVar("AnyScores", bound=Scores | GivenScores)
+
+
+class Problem(NamedTuple, Generic[AnyScores]):
     """What every backend of the elastic family solves: scores, and how to balance them."""
 
-    scores: Scores
+    scores: AnyScores
     balance: Balance
 
 
-def free_columns(scores: Scores) -> Problem:
+def free_columns(scores: AnyScores) -> Problem[AnyScores]:
     """The problem whose plan is the row softmax: the first row step is the last."""
-    lam = torch.zeros_like(scores.sharpness)
-    log_mass = lam.new_zeros(len(lam), scores.key.shape[1])
+    size, _, m = scores.shape
+    lam, log_mass = scores.like.new_zeros(size), scores.like.new_zeros(size, m)
     return Problem(scores, Balance(lam, torch.ones_like(lam), log_mass, None, None, 0, None))
 
 
-Part = TypeVar("Part", Scores, Balance)
+Part = TypeVar("Part", bound=Scores | GivenScores | Balance)
 
 
 def part_of(fields: Part, some: slice | Tensor) -> Part:
     """Some of the problems; masks stay whole, since many may share one, picked by mask_index."""
-    tensors: dict[str, Any] = {
+    tensors: Any = {
         name: field[some]
         for name, field in fields._asdict().items()
         if isinstance(field, Tensor) and name != "mask"
     }
-    return fields._replace(**tensors)
+    part: Any = fields._replace(**tensors)
+    return part
 
 
 class Solution(NamedTuple):
@@ -108,8 +141,10 @@ def with_row_mass(found: Solution, balance: Balance) -> Solution:
     return found._replace(output=found.output * mass.exp()[..., None], row=found.row + mass)
 
 
-def dense_scores(scores: Scores) -> Float[Tensor, "B n m"]:
+def dense_scores(scores: Scores | GivenScores) -> Float[Tensor, "B n m"]:
     """The whole score matrix of every problem."""
+    if isinstance(scores, GivenScores):
+        return forbid(scores.given, None, scores.query_mask, scores.key_mask)
     matrix = (scores.query * scores.sharpness[:, None, None]) @ scores.key.mT
     mask = None if scores.mask is None else scores.mask[scores.mask_index]
     return forbid(matrix, mask, scores.query_mask, scores.key_mask)
@@ -152,9 +187,10 @@ def full_precision(device: torch.device) -> AbstractContextManager:
     return nullcontext()
 
 
-def no_values(scores: Scores) -> Float[Tensor, "B m 0"]:
+def no_values(scores: Scores | GivenScores) -> Float[Tensor, "B m 0"]:
     """Values without features, for whoever wants only the potentials."""
-    return scores.key[..., :0]
+    size, _, m = scores.shape
+    return scores.like.new_empty(size, m, 0)
 
 
 def spread(residual: Float[Tensor, "B m"], live: Bool[Tensor, "B m"] | None) -> Float[Tensor, "B"]:

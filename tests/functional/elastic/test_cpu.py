@@ -217,7 +217,7 @@ def test_tensors_elsewhere_are_refused():
     pairs, balance = ScoreOptions(1.0, None, None, None, None), BalanceOptions(1.0, 1.0, 3, None)
     problem = pose("elastic_attention", q.shape[:1], q, k, pairs, balance)
     with pytest.raises(bistoch.BackendUnavailableError, match=r"on meta.*streaming"):
-        cpu._forward(problem, v, *empty(q, k, v, 3, False))
+        cpu._forward(problem, v, empty(problem, v), None)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])

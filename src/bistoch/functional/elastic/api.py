@@ -14,16 +14,17 @@ from bistoch.functional.elastic import reference, streaming
 from bistoch.functional.elastic.broken import cleaned, shown
 from bistoch.functional.elastic.cpu import lanes
 from bistoch.functional.elastic.cpu import launch as cpu
+from bistoch.functional.elastic.scores import pose_given
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import (
     BalanceOptions,
     ScoreOptions,
     flatten,
     pose,
-    working_dtype,
 )
 from bistoch.functional.problem import (
     Balance,
+    GivenScores,
     Problem,
     Scores,
     Solution,
@@ -314,44 +315,13 @@ def balance_scores(
     operator: str, scores: Tensor, pairs: ScoreOptions, options: BalanceOptions, backend: str
 ) -> Tensor:
     """The plan of scores that exist already, for a function that calls itself `operator`."""
-    inputs.check_floating(operator, "scores", scores, axes="(*b, n, m)", rank=2)
-    batch, eps, mask = scores.shape[:-2], pairs.eps, pairs.mask
-    inputs.check_eps(operator, eps, batch, scores.device)
-    if mask is not None:
-        inputs.check_mask(operator, mask, scores.shape, scores.device)
-    work = scores.to(working_dtype(scores.dtype))
-    if isinstance(eps, Tensor) or eps != 1:
-        work = work / (eps.to(work.dtype)[..., None, None] if isinstance(eps, Tensor) else eps)
-    if mask is not None and mask.dtype == torch.bool:
-        work = work.masked_fill(~mask, -torch.inf)
-    elif mask is not None:
-        read = read_bias(mask, work.dtype, _range(work))
-        # what is forbidden breaks nothing: a NaN plus minus infinity would stay a NaN
-        unused = (read.bias == -torch.inf) | (read.lost & work.isfinite())
-        work = work.masked_fill(unused, 0) + read.bias
-    # scores that exist already are a bias between tokens without features
-    query, key = (work.new_empty(*batch, size, 0) for size in scores.shape[-2:])
-    written = pairs._replace(eps=1.0, mask=work)
-    problem = pose(operator, batch, query, key, written, options, bias="scores")
-    if options.moves_columns():
-        n, m = scores.shape[-2:]
-        inputs.warn_half_padding(operator, n, m, mask, pairs.query_mask, pairs.key_mask)
+    problem = pose_given(operator, scores, pairs, options)
     chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem.scores))
     if chosen == "cpu" and lanes.fits(problem):
         plan, error = lanes.solve(problem)
         _warn_if_far(operator, problem.balance, error)
         return plan.reshape(scores.shape).to(scores.dtype)
-    return _dense(operator, problem, batch, chosen).to(scores.dtype)
-
-
-def _range(scores: Float[Tensor, "*b n m"]) -> Float[Tensor, "*b n 1"]:
-    """By how much the finite scores of a row differ."""
-    if scores.shape[-1] == 0:
-        return scores.sum(-1, keepdim=True)
-    is_number, scores = scores.isfinite(), scores.detach()
-    highest = scores.masked_fill(~is_number, -torch.inf).amax(-1, keepdim=True)
-    lowest = scores.masked_fill(~is_number, torch.inf).amin(-1, keepdim=True)
-    return (highest - lowest).clamp_min(0)
+    return _dense(operator, problem, scores.shape[:-2], chosen).to(scores.dtype)
 
 
 def attend(
@@ -386,7 +356,7 @@ def make_plan(
 
 def _dense(operator: str, problem: Problem, batch: torch.Size, backend: str) -> Tensor:
     chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem.scores))
-    with full_precision(problem.scores.query.device):
+    with full_precision(problem.scores.like.device):
         problem, _, broken = cleaned(problem, None)
         found = _SOLVERS[chosen](problem, no_values(problem.scores))
         plan = row_softmax(dense_scores(problem.scores) + found.column[:, None, :])
@@ -400,7 +370,7 @@ def _dense(operator: str, problem: Problem, batch: torch.Size, backend: str) -> 
 def solve(operator: str, problem: Problem, value: Tensor, backend: str) -> Solution:
     """Hand a problem to its backend; say so if a wanted tolerance was not reached."""
     chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem.scores))
-    with full_precision(problem.scores.query.device):
+    with full_precision(problem.scores.like.device):
         if chosen == "cpu":
             # its kernels look at what they read
             found = cpu.solve(problem, value)
@@ -423,9 +393,9 @@ def _warn_if_far(operator: str, balance: Balance, error: Tensor) -> None:
         )
 
 
-def _fastest(scores: Scores) -> str:
+def _fastest(scores: Scores | GivenScores) -> str:
     """What "auto" stands for: the kernels, where they can run and there is work enough for them."""
-    pairs = scores.query.shape[0] * scores.query.shape[1] * scores.key.shape[1]
-    if scores.query.device.type == "cpu" and HAS_NUMBA and pairs >= SMALL:
+    batch, n, m = scores.shape
+    if scores.like.device.type == "cpu" and HAS_NUMBA and batch * n * m >= SMALL:
         return "cpu"
     return "streaming"

@@ -13,7 +13,14 @@ from torch import Tensor
 
 from bistoch.functional.elastic.operator import Gradients, History, Upstream
 from bistoch.functional.elastic.tiles import Part, parts
-from bistoch.functional.problem import Balance, Problem, Solution, part_of, row_softmax
+from bistoch.functional.problem import (
+    Balance,
+    GivenScores,
+    Problem,
+    Solution,
+    part_of,
+    row_softmax,
+)
 
 
 def backward(
@@ -127,16 +134,20 @@ def _accumulate(replay: _Replay, grads: Gradients) -> None:
 def _scatter(part: Part, rows: slice, scores_grad: Tensor, grads: Gradients) -> None:
     """Send a tile of the gradient of the scores to what the scores were made of."""
     scores, some = part.scores, part.batch
+    if isinstance(scores, GivenScores):
+        if grads.bias.numel():
+            grads.bias[some, rows] = scores_grad
+        return
     query, sharpness = scores.query[:, rows], scores.sharpness[:, None, None]
     from_key = scores_grad @ scores.key
     grads.query[some, rows] = from_key * sharpness
     grads.key[some] += scores_grad.mT @ (query * sharpness)
     grads.sharpness[some] += (query * from_key).sum((-2, -1))
-    if grads.mask.numel() and scores.mask_index is not None:
-        shared_rows, shared_columns = (size == 1 for size in grads.mask.shape[1:])
+    if grads.bias.numel() and scores.mask_index is not None:
+        shared_rows, shared_columns = (size == 1 for size in grads.bias.shape[1:])
         if shared_columns:
             scores_grad = scores_grad.sum(-1, keepdim=True)
         if shared_rows:
             scores_grad = scores_grad.sum(-2, keepdim=True)
-        target = grads.mask if shared_rows else grads.mask[:, rows]
+        target = grads.bias if shared_rows else grads.bias[:, rows]
         target.index_add_(0, scores.mask_index, scores_grad)

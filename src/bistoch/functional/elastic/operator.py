@@ -4,15 +4,78 @@ The plumbing is here once (schema, shapes for tracing, what is saved for backwar
 two functions that fill tensors.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
-from bistoch.functional.problem import Balance, Problem, Scores, Solution, full_precision
+from bistoch.functional.problem import (
+    Balance,
+    GivenScores,
+    Problem,
+    Scores,
+    Solution,
+    full_precision,
+)
+
+
+class Inputs(NamedTuple):
+    """The tensors of a problem and its values, as the registered operators take them."""
+
+    # tokens, or a matrix of scores that is given instead of them, with neither mask nor sharpness
+    query: Tensor | None
+    key: Tensor | None
+    given: Tensor | None
+    value: Tensor
+    mask: Tensor | None
+    mask_index: Tensor | None
+    query_mask: Tensor | None
+    key_mask: Tensor | None
+    sharpness: Tensor | None
+    lam: Tensor
+    omega: Tensor | None
+    log_mass: Tensor
+    log_row_mass: Tensor | None
+    start: Tensor | None
+
+    def tensors(self) -> list[Tensor]:
+        """Those that are there."""
+        return [tensor for tensor in self if tensor is not None]
+
+    def problem(self, iters: int, tol: float | None) -> Problem:
+        """The problem that they were made of."""
+        scores: Scores | GivenScores
+        if self.given is not None:
+            scores = GivenScores(self.given, self.query_mask, self.key_mask)
+        elif self.query is not None and self.key is not None and self.sharpness is not None:
+            scores = Scores(
+                self.query, self.key, self.mask, self.mask_index, self.query_mask, self.key_mask,
+                self.sharpness,
+            )  # fmt: skip
+        else:
+            raise ValueError("elastic: expected query, key and sharpness, or scores that are given")
+        balance = Balance(
+            self.lam, self.omega, self.log_mass, self.log_row_mass, self.start, iters, tol
+        )
+        return Problem(scores, balance)
+
+
+def inputs_of(problem: Problem, value: Tensor) -> Inputs:
+    """The tensors of a problem and its values."""
+    scores, balance = problem
+    if isinstance(scores, GivenScores):
+        return Inputs(
+            None, None, scores.given, value, None, None, scores.query_mask, scores.key_mask, None,
+            *balance.tensors(),
+        )  # fmt: skip
+    return Inputs(
+        scores.query, scores.key, None, value, scores.mask, scores.mask_index, scores.query_mask,
+        scores.key_mask, scores.sharpness, *balance.tensors(),
+    )  # fmt: skip
 
 
 class History(NamedTuple):
@@ -29,7 +92,7 @@ class History(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Where a backward puts its results; `mask` is empty when nobody asked for it."""
+    """Where a backward puts its results; those of what is not there are empty."""
 
     query: Tensor
     key: Tensor
@@ -38,10 +101,14 @@ class Gradients(NamedTuple):
     lam: Tensor
     omega: Tensor
     log_mass: Tensor
-    # empty, as the mask's, where the problem has none
     log_row_mass: Tensor
     start: Tensor
-    mask: Tensor
+    # of a float mask, or of scores that were given; empty when nobody asked for it
+    bias: Tensor
+
+    def part_of(self, some: slice | Tensor) -> "Gradients":
+        """Those of a part of the batch; the bias stays whole, since many problems may share one."""
+        return Gradients._make(x if x is self.bias else x[some] for x in self)
 
 
 class Upstream(NamedTuple):
@@ -59,8 +126,12 @@ class Upstream(NamedTuple):
 
 # fills the solution, and the history if there is one
 Forward = Callable[[Problem, Tensor, Solution, History | None], None]
-# adds to gradients that start as zeros; or, if it says so, fills all of them but the mask's
+# adds to gradients that start as zeros; or, if it says so, fills all of them but the bias's
 Backward = Callable[[Problem, Tensor, Solution, History, Upstream, Gradients], None]
+
+_NEEDED = ("value", "lam", "log_mass")
+_INPUTS = ", ".join(f"Tensor{'' if name in _NEEDED else '?'} {name}" for name in Inputs._fields)
+_RESULTS = (*Solution._fields, *(f"{name}_history" for name in History._fields))
 
 
 def register(
@@ -72,180 +143,113 @@ def register(
     mode goes past the dispatcher, whose Python layers would cost more than a small problem.
     """
 
-    def run_forward(query, key, value, *rest):
-        *fields, iters, tol, keep_history = rest
-        solution, history = empty(query, key, value, iters, keep_history)
-        with full_precision(query.device):
-            problem = _problem(query, key, fields, iters, tol)
+    def run_forward(*arguments):
+        *fields, iters, tol, keep_history = arguments
+        inputs = Inputs._make(fields)
+        problem, value = inputs.problem(iters, tol), inputs.value
+        solution, history = empty(problem, value), empty_history(problem, keep_history)
+        with full_precision(value.device):
             forward(problem, value, solution, history if keep_history else None)
         return (*solution, *history)
 
-    def run_backward(mask_needs_grad, arriving, inputs, results):
-        query, key, value, *fields = inputs
-        history = History(*results[5:])
-        problem = _problem(query, key, fields, history.row.shape[1], None)
-        differentiable = (query, key, value, *_of_problems(*fields[4:]))
-        grads = _room(differentiable, problem.scores.mask if mask_needs_grad else None, fills)
-        with full_precision(query.device):
+    def run_backward(inputs, solution, history, upstream, bias_too):
+        iters = history.row.shape[1]
+        grads = room(inputs, bias_too, fills)
+        with full_precision(inputs.value.device):
             backward(
-                problem, value, Solution(*results[:5]), history, Upstream(*arriving), grads
+                inputs.problem(iters, None), inputs.value, solution, history, upstream, grads
             )  # fmt: skip
         return grads
 
-    @torch.library.custom_op(f"bistoch::{name}", mutates_args=())
-    def forward_op(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        mask_index: Tensor | None,
-        query_mask: Tensor | None,
-        key_mask: Tensor | None,
-        sharpness: Tensor,
-        lam: Tensor,
-        omega: Tensor | None,
-        log_mass: Tensor,
-        log_row_mass: Tensor | None,
-        start: Tensor | None,
-        iters: int,
-        tol: float | None,
-        keep_history: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        return run_forward(
-            query, key, value, mask, mask_index, query_mask, key_mask, sharpness, lam, omega,
-            log_mass, log_row_mass, start, iters, tol, keep_history,
-        )  # fmt: skip
+    forward_op = torch.library.custom_op(
+        f"bistoch::{name}", run_forward, mutates_args=(),
+        schema=f"({_INPUTS}, int iters, float? tol, bool keep_history) -> "
+        f"({', '.join('Tensor' for _ in _RESULTS)})",
+    )  # fmt: skip
 
     @forward_op.register_fake
-    def _(query, key, value, *rest):
-        iters, _, keep_history = rest[-3:]
-        solution, history = empty(query, key, value, iters, keep_history)
-        return (*solution, *history)
+    def _(*arguments):
+        *fields, iters, tol, keep_history = arguments
+        inputs = Inputs._make(fields)
+        problem = inputs.problem(iters, tol)
+        return (*empty(problem, inputs.value), *empty_history(problem, keep_history))
 
-    @torch.library.custom_op(f"bistoch::{name}_backward", mutates_args=())
-    def backward_op(
-        output_grad: Tensor,
-        row_grad: Tensor,
-        column_grad: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        mask_index: Tensor | None,
-        query_mask: Tensor | None,
-        key_mask: Tensor | None,
-        sharpness: Tensor,
-        lam: Tensor,
-        omega: Tensor | None,
-        log_mass: Tensor,
-        log_row_mass: Tensor | None,
-        start: Tensor | None,
-        output: Tensor,
-        row: Tensor,
-        column: Tensor,
-        error: Tensor,
-        iterations: Tensor,
-        row_history: Tensor,
-        peak_history: Tensor,
-        log_total_history: Tensor,
-        omega_history: Tensor,
-        mask_needs_grad: bool,
-    ) -> tuple[
-        Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
-    ]:  # fmt: skip
-        inputs = (
-            query, key, value, mask, mask_index, query_mask, key_mask, sharpness, lam, omega,
-            log_mass, log_row_mass, start,
-        )  # fmt: skip
-        results = (
-            output, row, column, error, iterations, row_history, peak_history, log_total_history,
-            omega_history,
-        )  # fmt: skip
-        return run_backward(mask_needs_grad, (output_grad, row_grad, column_grad), inputs, results)
+    def from_arguments(arguments):
+        rest = iter(arguments)
+        upstream = _take(Upstream, rest)
+        inputs, solution, history = (_take(kind, rest) for kind in (Inputs, Solution, History))
+        (bias_too,) = rest
+        return inputs, solution, history, upstream, bias_too
+
+    backward_op = torch.library.custom_op(
+        f"bistoch::{name}_backward",
+        lambda *arguments: tuple(run_backward(*from_arguments(arguments))),
+        mutates_args=(),
+        schema=f"({', '.join(f'Tensor {field}_grad' for field in Upstream._fields)}, {_INPUTS}, "
+        f"{', '.join(f'Tensor {field}' for field in _RESULTS)}, bool bias_too) -> "
+        f"({', '.join('Tensor' for _ in Gradients._fields)})",
+    )
 
     @backward_op.register_fake
-    def _(output_grad, row_grad, column_grad, query, key, value, *rest):
-        mask, mask_needs_grad = rest[0], rest[-1]
-        differentiable = (query, key, value, *_of_problems(*rest[4:10]))
-        return tuple(_room(differentiable, mask if mask_needs_grad else None, fills))
+    def _(*arguments):
+        inputs, *_, bias_too = from_arguments(arguments)
+        return tuple(room(inputs, bias_too, fills))
 
     def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(*inputs[:INPUTS], *output)
-        ctx.mark_non_differentiable(*output[3:])
+        results = iter(output)
+        solution = _take(Solution, results)
+        ctx.save_for_backward(*_take(Inputs, iter(inputs)), *output)
+        ctx.mark_non_differentiable(solution.error, solution.iterations, *results)
 
-    def differentiate(ctx, output_grad, row_grad, column_grad, *_):
-        needed = ctx.needs_input_grad
-        arriving = (output_grad, row_grad, column_grad)
-        return _by_input(backward_op(*arriving, *ctx.saved_tensors, needed[3]), needed)
+    def differentiate(ctx, *arriving):
+        needed = _take(Inputs, iter(ctx.needs_input_grad))
+        upstream = _take(Upstream, iter(arriving))
+        grads = backward_op(*upstream, *ctx.saved_tensors, needed.mask or needed.given)
+        # neither iters, tol nor keep_history has one
+        return *_by_input(Gradients._make(grads), needed), None, None, None
 
     forward_op.register_autograd(differentiate, setup_context=setup_context)
 
     class Eager(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, *inputs):
-            output = run_forward(*inputs)
-            setup_context(ctx, inputs, output)
+        def forward(ctx, iters, tol, *fields):
+            inputs = Inputs._make(fields)
+            problem, value = inputs.problem(iters, tol), inputs.value
+            solution, history = empty(problem, value), empty_history(problem)
+            forward(problem, value, solution, history)
+            ctx.save_for_backward(*fields, *solution, *history)
+            ctx.mark_non_differentiable(solution.error, solution.iterations, *history)
             # what nobody asks for, all of the history too, would else arrive as zeros
             ctx.set_materialize_grads(False)
-            return output
+            return (*solution, *history)
 
         @staticmethod
         @once_differentiable
-        def backward(ctx, output_grad, row_grad, column_grad, *_):
-            needed, saved = ctx.needs_input_grad, ctx.saved_tensors
-            if output_grad is None:
-                output_grad = torch.zeros_like(saved[INPUTS])
-            arriving = (output_grad, row_grad, column_grad)
-            grads = run_backward(needed[3], arriving, saved[:INPUTS], saved[INPUTS:])
-            return _by_input(grads, needed)
+        def backward(ctx, *arriving):
+            saved = iter(ctx.saved_tensors)
+            inputs, solution, history = (_take(kind, saved) for kind in (Inputs, Solution, History))
+            upstream = _take(Upstream, iter(arriving))
+            if upstream.output is None:
+                upstream = upstream._replace(output=torch.zeros_like(solution.output))
+            needed = Inputs._make(ctx.needs_input_grad[2:])
+            bias_too = needed.mask or needed.given
+            grads = run_backward(inputs, solution, history, upstream, bias_too)
+            return None, None, *_by_input(grads, needed)
 
     def solve(problem: Problem, value: Tensor) -> Solution:
-        query, key, *rest = (*problem.scores, *problem.balance)
-        inputs = (value, *(x for fields in problem for x in fields if isinstance(x, Tensor)))
-        refuse_tangents(name, inputs, 'choose backend="reference"')
-        keep_history = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-        call: Callable[..., Any] = forward_op
-        if is_plain(inputs):
-            call = Eager.apply if keep_history else run_forward
-        return Solution(*call(query, key, value, *rest, keep_history)[:5])
+        inputs = inputs_of(problem, value)
+        tensors, iters, tol = inputs.tensors(), problem.balance.iters, problem.balance.tol
+        refuse_tangents(name, tensors, 'choose backend="reference"')
+        keep_history = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        if not is_plain(tensors):
+            return _take(Solution, iter(forward_op(*inputs, iters, tol, keep_history)))
+        if keep_history:
+            return _take(Solution, iter(Eager.apply(iters, tol, *inputs)))
+        solution = empty(problem, value)
+        forward(problem, value, solution, None)
+        return solution
 
     return solve
-
-
-# how many inputs of the operator are tensors; the others are numbers
-INPUTS = 13
-
-
-def _problem(query: Tensor, key: Tensor, fields, iters: int, tol: float | None) -> Problem:
-    mask, mask_index, query_mask, key_mask, sharpness, *balance = fields
-    scores = Scores(query, key, mask, mask_index, query_mask, key_mask, sharpness)
-    return Problem(scores, Balance._make((*balance, iters, tol)))
-
-
-def _by_input(grads: Sequence[Tensor], needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """Gradients in the order of the inputs of the operator; none for a mask or omega without."""
-    found = Gradients(*grads)
-    mask, omega = found.mask if needed[3] else None, found.omega if needed[9] else None
-    row_mass, start = (
-        grad if need else None for grad, need in zip(found[7:9], needed[11:13], strict=True)
-    )
-    return (
-        found.query, found.key, found.value, mask, None, None, None,
-        found.sharpness, found.lam, omega, found.log_mass, row_mass, start, None, None, None,
-    )  # fmt: skip
-
-
-def _of_problems(
-    sharpness: Tensor,
-    lam: Tensor,
-    omega: Tensor | None,
-    log_mass: Tensor,
-    log_row_mass: Tensor | None,
-    start: Tensor | None,
-) -> tuple[Tensor, ...]:
-    """The options that gradients are made for; those of steps that were chosen go nowhere."""
-    more = (log_mass[:, :0] if option is None else option for option in (log_row_mass, start))
-    return sharpness, lam, lam if omega is None else omega, log_mass, *more
 
 
 def is_plain(inputs: Iterable[Tensor]) -> bool:
@@ -271,28 +275,61 @@ def _has_tangent(tensor: Tensor) -> bool:
     return forward_ad.unpack_dual(tensor).tangent is not None
 
 
-def empty(
-    query: Tensor, key: Tensor, value: Tensor, iters: int, keep_history: bool
-) -> tuple[Solution, History]:
+def empty(problem: Problem, value: Tensor) -> Solution:
     """Room for what a forward fills."""
-    batch, n, m = query.shape[0], query.shape[1], key.shape[1]
-    kept = iters if keep_history else 0
-    solution = Solution(
-        output=query.new_empty(batch, n, value.shape[2]),
-        row=query.new_empty(batch, n),
-        column=query.new_empty(batch, m),
-        error=query.new_empty(batch),
-        iterations=query.new_empty(batch, dtype=torch.int64),
+    (batch, n, m), like = problem.scores.shape, problem.scores.like
+    return Solution(
+        output=like.new_empty(batch, n, value.shape[2]),
+        row=like.new_empty(batch, n),
+        column=like.new_empty(batch, m),
+        error=like.new_empty(batch),
+        iterations=like.new_empty(batch, dtype=torch.int64),
     )
-    # an operator may not return one tensor twice, not even an empty one
+
+
+def empty_history(problem: Problem, keep: bool = True) -> History:
+    """Room for the history of all iterations, or for none."""
+    (batch, n, m), like, kept = problem.scores.shape, problem.scores.like, problem.balance.iters
     shapes: tuple[tuple[int, ...], ...] = ((kept, n), (kept, m), (kept, m), (kept,))
-    shapes = shapes if keep_history else ((0, 0),) * 4
-    return solution, History(*(query.new_empty(batch, *shape) for shape in shapes))
+    # an operator may not return one tensor twice, not even an empty one
+    shapes = shapes if keep else ((0, 0),) * 4
+    return History(*(like.new_empty(batch, *shape) for shape in shapes))
 
 
-def _room(differentiable: tuple[Tensor, ...], mask: Tensor | None, fills: bool) -> Gradients:
+def room(inputs: Inputs, bias_too: bool, fills: bool = False) -> Gradients:
     """Where a backward puts its results: zeros, or just room if it fills all of it."""
     make = torch.empty if fills else torch.zeros
-    made = [make(t.shape, dtype=t.dtype, device=t.device) for t in differentiable]
-    made.append(differentiable[0].new_empty(0) if mask is None else torch.zeros_like(mask))
-    return Gradients(*made)
+    lam, none = inputs.lam, inputs.log_mass[:, :0]
+
+    def like(tensor: Tensor | None) -> Tensor:
+        tensor = none if tensor is None else tensor
+        return make(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+    bias = inputs.mask if inputs.given is None else inputs.given
+    return Gradients(
+        query=like(inputs.query),
+        key=like(inputs.key),
+        value=like(inputs.value),
+        # that of given scores goes nowhere, nor does that of steps that were chosen
+        sharpness=like(lam),
+        lam=like(lam),
+        omega=like(lam),
+        log_mass=like(inputs.log_mass),
+        log_row_mass=like(inputs.log_row_mass),
+        start=like(inputs.start),
+        bias=lam.new_empty(0) if bias is None or not bias_too else torch.zeros_like(bias),
+    )
+
+
+def _by_input(grads: Gradients, needed: Inputs) -> tuple[Tensor | None, ...]:
+    """Gradients in the order of the inputs of the operator; none for what needs none."""
+    found = grads._asdict() | {"mask": grads.bias, "given": grads.bias}
+    return tuple(found[name] if need else None for name, need in needed._asdict().items())
+
+
+Fields = TypeVar("Fields", bound=NamedTuple)
+
+
+def _take(kind: type[Fields], values: Iterator[Any]) -> Fields:
+    """The next values as fields of a kind."""
+    return kind._make(islice(values, len(kind._fields)))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bistoch.functional.elastic.gradient import backward
-from bistoch.functional.elastic.operator import History, empty, register
+from bistoch.functional.elastic.operator import History, empty, empty_history, register
 from bistoch.functional.elastic.pace import choose
 from bistoch.functional.elastic.tiles import Part, parts
 from bistoch.functional.problem import (
@@ -114,9 +114,7 @@ def _finish(
 
 def replay(problem: Problem, value: Tensor) -> tuple[Solution, History]:
     """Solve a problem outside of autograd and keep its history."""
-    solution, history = empty(
-        problem.scores.query, problem.scores.key, value, problem.balance.iters, True
-    )
+    solution, history = empty(problem, value), empty_history(problem)
     forward(problem, value, solution, history)
     return solution, history
 

@@ -12,9 +12,9 @@ from bistoch.functional.backends import assume_constant_result
 from bistoch.functional.elastic import gradient, streaming
 from bistoch.functional.elastic.broken import cleaned, shown
 from bistoch.functional.elastic.cpu import launch
-from bistoch.functional.elastic.operator import Gradients, Upstream, refuse_tangents
+from bistoch.functional.elastic.operator import Upstream, inputs_of, refuse_tangents, room
 from bistoch.functional.kernels import kernel_module
-from bistoch.functional.problem import Balance, Problem, Scores, forbid, part_of
+from bistoch.functional.problem import Balance, GivenScores, Problem, dense_scores, part_of
 
 # pairs of one matrix up to which a group of them, with what their gradient needs, stay in the cache
 LARGEST = 64 * 64
@@ -22,11 +22,10 @@ LARGEST = 64 * 64
 
 def fits(problem: Problem) -> bool:
     """Whether the matrices are small enough, and so few iterations that the workspace holds all."""
-    scores, iters = problem.scores, problem.balance.iters
-    n, m = scores.query.shape[1], scores.key.shape[1]
+    (_, n, m), size = problem.scores.shape, problem.scores.like.element_size()
     if n * m > LARGEST:
         return False
-    return _workspace(n, m, iters, scores.query.element_size()) <= launch.WORKSPACE_BYTES
+    return _workspace(n, m, problem.balance.iters, size) <= launch.WORKSPACE_BYTES
 
 
 # a number of the machine and the sizes: nothing for a compiler to trace
@@ -37,11 +36,8 @@ def _workspace(n: int, m: int, iters: int, element_size: int) -> int:
 
 
 def solve(problem: Problem) -> tuple[Tensor, Tensor]:
-    """The plans of a batch of score matrices, which is their problem's mask, and their errors."""
-    given, balance = problem
-    if given.mask is None or given.mask_index is None:
-        raise ValueError("lanes: expected scores that exist already, as the mask of the problem")
-    scores = forbid(given.mask, None, given.query_mask, given.key_mask)
+    """The plans of a batch of scores that are given, and their errors."""
+    scores, balance = dense_scores(problem.scores), problem.balance
     start = balance.start
     if start is not None and start.shape[-1]:
         # what all columns share is invisible in a plan; without it the factors stay in range
@@ -187,19 +183,10 @@ def _run(scores: Tensor, balance: Balance, tensors: dict[str, Tensor], *, backwa
 
 def _in_logs(scores: Tensor, balance: Balance, some: Tensor) -> tuple[Problem, Tensor]:
     """Some of the matrices as a problem for tiles; with values of one, its output is the plan."""
-    scores = scores[some]
-    batch, n, m = scores.shape
-    given = Scores(
-        query=scores.new_empty(batch, n, 0),
-        key=scores.new_empty(batch, m, 0),
-        mask=scores,
-        mask_index=torch.arange(batch),
-        query_mask=None,
-        key_mask=None,
-        sharpness=scores.new_ones(batch),
-    )
-    problem = Problem(given, part_of(balance, some))
-    return problem, torch.eye(m, dtype=scores.dtype).expand(batch, m, m)
+    given = GivenScores(scores[some], None, None)
+    batch, _, m = given.shape
+    value = torch.eye(m, dtype=scores.dtype).expand(batch, m, m)
+    return Problem(given, part_of(balance, some)), value
 
 
 def _differentiate_in_logs(
@@ -216,21 +203,10 @@ def _differentiate_in_logs(
     if broken is not None:
         arriving = arriving.masked_fill(broken[..., None], torch.nan)
     found, history = streaming.replay(problem, value)
-    own = Gradients(
-        query=torch.zeros_like(problem.scores.query),
-        key=torch.zeros_like(problem.scores.key),
-        value=torch.zeros(value.shape, dtype=value.dtype),
-        sharpness=torch.zeros_like(problem.scores.sharpness),
-        lam=torch.zeros_like(problem.balance.lam),
-        omega=torch.zeros_like(problem.balance.lam),
-        log_mass=torch.zeros_like(problem.balance.log_mass),
-        log_row_mass=torch.zeros_like(found.row),
-        start=torch.zeros_like(found.column),
-        mask=torch.zeros_like(arriving),
-    )
+    own = room(inputs_of(problem, value), True)
     upstream = Upstream(arriving, torch.zeros_like(found.row), torch.zeros_like(found.column))
     gradient.backward(problem, value, found, history, upstream, own)
-    scores_grad[some] = own.mask
+    scores_grad[some] = own.bias
     for name, grad in grads.items():
         if grad.numel():
             grad[some] = getattr(own, name.removesuffix("_grad"))

@@ -18,9 +18,16 @@ from bistoch.functional._nonfinite import largest_score
 from bistoch.functional.backends import BackendUnavailableError
 from bistoch.functional.elastic import gradient, streaming
 from bistoch.functional.elastic.broken import cleaned, shown
-from bistoch.functional.elastic.operator import Gradients, History, Upstream, empty, register
+from bistoch.functional.elastic.operator import (
+    Gradients,
+    History,
+    Upstream,
+    empty,
+    empty_history,
+    register,
+)
 from bistoch.functional.kernels import kernel_module
-from bistoch.functional.problem import Problem, Scores, Solution, part_of
+from bistoch.functional.problem import GivenScores, Problem, Scores, Solution, part_of
 
 # bytes of working memory for all threads together; a head that needs more is computed without
 # storing its matrices, in blocks of rows that are made again in every pass
@@ -33,13 +40,13 @@ BLOCK_BYTES = 512 << 10
 
 
 def _forward(problem: Problem, value: Tensor, solution: Solution, history: History | None) -> None:
-    device = problem.scores.query.device
+    device = problem.scores.like.device
     if device.type != "cpu":
         raise BackendUnavailableError(
             f'the backend "cpu" works on CPU tensors, but these are on {device}; move them with '
             '.cpu(), or choose backend="streaming"'
         )
-    if _is_empty(problem.scores):
+    if _is_empty(problem):
         # nothing to compute, only zeros and minus infinities to put into their places
         streaming.forward(problem, value, solution, history)
         return
@@ -56,7 +63,7 @@ def _backward(
     upstream: Upstream,
     grads: Gradients,
 ) -> None:
-    if _is_empty(problem.scores):
+    if _is_empty(problem):
         # no pair of tokens, so nothing depends on anything
         for field in grads:
             field.zero_()
@@ -79,14 +86,12 @@ def _solve_cleaned(
     They are solved with zeros in the place of what is not finite, and what depends on it is NaN.
     """
     part, values, broken = cleaned(_part(problem, some), value[some], options_too=True)
-    iters = part.balance.iters
-    found, kept = empty(
-        part.scores.query, part.scores.key, values, iters, history is not None
-    )  # fmt: skip
-    _run(part, values, found, None if history is None else kept, look=False)
-    for field, own in zip(solution, shown(found, broken, iters), strict=True):
+    found = empty(part, values)
+    kept = None if history is None else empty_history(part)
+    _run(part, values, found, kept, look=False)
+    for field, own in zip(solution, shown(found, broken, part.balance.iters), strict=True):
         field[some] = own
-    for field, own in zip(history or (), kept, strict=False):
+    for field, own in zip(history or (), kept or (), strict=True):
         field[some] = own
 
 
@@ -111,14 +116,15 @@ def _differentiate_cleaned(
             row.masked_fill(broken, torch.nan),
             arriving.column,
         )
-    own = Gradients._make([*(torch.empty_like(field[some]) for field in grads[:-1]), grads.mask])
-    before = grads.mask.clone()
+    own = Gradients._make(torch.empty_like(field) for field in grads.part_of(some))
+    own, before = own._replace(bias=grads.bias), grads.bias.clone()
     marks = _run(part, values, found, kept, arriving, own, look=False)
     for index in np.flatnonzero(marks):
         _differentiate_in_logs(int(index), part, values, found, arriving, own)
-    grads.mask.add_(before)
-    for field, one in zip(grads[:-1], own, strict=False):
-        field[some] = one
+    grads.bias.add_(before)
+    for name, field in grads._asdict().items():
+        if name != "bias":
+            field[some] = getattr(own, name)
 
 
 def _differentiate_in_logs(
@@ -140,21 +146,21 @@ def _differentiate_in_logs(
     scores, balance = _part(problem, some)
     one = Problem(scores, balance._replace(iters=int(solution.iterations[index]), tol=-1.0))
     found, history = streaming.replay(one, value[some])
-    own = {n: field if n == "mask" else field[some] for n, field in grads._asdict().items()}
-    for name, field in own.items():
+    own = grads.part_of(some)
+    for field in own:
         # what the kernels had written before they gave up
-        if name != "mask":
+        if field is not own.bias:
             field.zero_()
-    gradient.backward(one, value[some], found, history, upstream.of(some), Gradients(**own))
+    gradient.backward(one, value[some], found, history, upstream.of(some), own)
 
 
 def _part(problem: Problem, some: slice | Tensor) -> Problem:
     return Problem(part_of(problem.scores, some), part_of(problem.balance, some))
 
 
-def _is_empty(scores: Scores) -> bool:
+def _is_empty(problem: Problem) -> bool:
     # BLAS leaves its result untouched when there is nothing to add up
-    return 0 in (*scores.query.shape[:2], scores.key.shape[1])
+    return 0 in problem.scores.shape
 
 
 class Layout(NamedTuple):
@@ -278,8 +284,9 @@ def _run(
     """
     runtime = kernel_module("kernels.runtime")
     scores, balance = problem
-    (batch, n, d), m, e = scores.query.shape, scores.key.shape[1], value.shape[2]
-    dtype, mask = scores.query.dtype, scores.mask
+    tokens = _tokens(scores)
+    (batch, n, m), d, e = scores.shape, tokens.query.shape[2], value.shape[2]
+    dtype, mask = scores.like.dtype, tokens.mask
     exact_error = grads is None and (e == 0 or balance.tol is not None)
     start, _ = runtime.team_entry()
     # without a team whose members know their numbers, nobody can share a head
@@ -292,10 +299,16 @@ def _run(
     workers = form.layout.workers
     workspace = torch.empty(workers * form.layout.workspace_stride, dtype=dtype)
     # in the order of the fields of a job
-    tensors = [scores.query, scores.key, value, *scores[2:], *balance.tensors(), *solution]
+    tensors = [
+        tokens.query, tokens.key, value, tokens.mask, tokens.mask_index, tokens.query_mask,
+        tokens.key_mask, tokens.sharpness, *balance.tensors(), *solution,
+    ]  # fmt: skip
     tensors += [None] * len(History._fields) if history is None else history
     if upstream is not None and grads is not None:
-        tensors += [*upstream, *grads[:-1]]
+        tensors += [
+            *upstream, grads.query, grads.key, grads.value, grads.sharpness, grads.lam, grads.omega,
+            grads.log_mass, grads.log_row_mass, grads.start,
+        ]  # fmt: skip
     # kept until the kernels are done: contiguous copies must outlive their addresses
     kept = [None if tensor is None else tensor.contiguous() for tensor in tensors]
     numbers = form.numbers.copy()
@@ -307,14 +320,30 @@ def _run(
     for field, place in form.inside.items():
         numbers[field] = at + 8 * place
     mask_grads = None
-    if grads is not None and grads.mask.numel():
+    if grads is not None and grads.bias.numel():
         owners = max(workers, form.layout.slots)
-        mask_grads = grads.mask.new_zeros(owners, *grads.mask.shape)
+        mask_grads = grads.bias.new_zeros(owners, *grads.bias.shape)
         numbers[form.mask_grad] = mask_grads.data_ptr()
     runtime.run(form.leader, at, workers)
     if grads is not None and mask_grads is not None:
-        torch.sum(mask_grads, 0, out=grads.mask)
+        torch.sum(mask_grads, 0, out=grads.bias)
     return numbers[form.unsafe :]
+
+
+def _tokens(scores: Scores | GivenScores) -> Scores:
+    """Scores as the kernels read them: a matrix that is given is a bias between no features."""
+    if isinstance(scores, Scores):
+        return scores
+    (batch, n, m), given = scores.shape, scores.given
+    return Scores(
+        query=given.new_empty(batch, n, 0),
+        key=given.new_empty(batch, m, 0),
+        mask=given,
+        mask_index=torch.arange(batch),
+        query_mask=scores.query_mask,
+        key_mask=scores.key_mask,
+        sharpness=given.new_ones(batch),
+    )
 
 
 def _mask_layout(mask: tuple[tuple[int, ...], torch.dtype] | None, head) -> dict[str, int]:
