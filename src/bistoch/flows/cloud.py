@@ -16,7 +16,6 @@ from torch import Tensor
 from bistoch.flows._inputs import check_cloud, check_resolution, check_weights
 from bistoch.functional import elastic_attention, elastic_potentials
 from bistoch.functional.elastic import BACKENDS
-from bistoch.functional.elastic.cpu.launch import WORKSPACE_BYTES
 from bistoch.functional.inputs import Option, check_choice, check_eps
 from bistoch.functional.pose import working_dtype
 
@@ -38,8 +37,12 @@ class Cloud(NamedTuple):
 def remember(cloud: Cloud, eps: Float[Tensor, "*b 1"]) -> Cloud:
     """Keep the products of all pairs if they cost much, and fit into the operator's workspace."""
     points = cloud.points
+    if points.shape[-1] < MANY:
+        return cloud
+    from bistoch.functional.elastic.cpu.launch import WORKSPACE_BYTES
+
     pairs = points.shape[:-1].numel() * points.shape[-2]
-    if points.shape[-1] < MANY or pairs * points.element_size() > WORKSPACE_BYTES:
+    if pairs * points.element_size() > WORKSPACE_BYTES:
         return cloud
     return cloud._replace(products=(points / eps[..., None]) @ points.mT)
 

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from bistoch.functional import inputs
 from bistoch.functional._nonfinite import Pairs, clean_values, show
-from bistoch.functional.backends import choose_backend
 from bistoch.functional.elastic import BACKENDS, elastic_plan, elastic_potentials
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import working_dtype
@@ -206,7 +205,7 @@ def _check(
     inputs.check_eps(operator, options.eps, batch, query.device)
     inputs.check_count(operator, "iters", options.iters)
     inputs.check_scale(operator, options.scale)
-    choose_backend(operator, options.backend, BACKENDS, auto="streaming")
+    inputs.check_choice(operator, "backend", options.backend, ("auto", *BACKENDS))
     for name, mask, tokens in (
         ("query_mask", options.query_mask, query),
         ("key_mask", options.key_mask, key),

@@ -233,9 +233,9 @@ def pose(n, batch, device="cpu"):
 
 
 def test_tensors_elsewhere_are_refused():
-    inputs = operator.inputs_of(pose(9, (2,), "meta"))
+    q, k, v = (x.to("meta") for x in tokens(9, (2,)))
     with pytest.raises(bistoch.BackendUnavailableError, match=r"on meta.*streaming"):
-        cpu.forward(inputs, 0.01, 64, keep=False)
+        bistoch.causal_elastic_attention(q, k, v, backend="cpu")
 
 
 def test_auto_takes_the_kernels_where_they_pay(monkeypatch):

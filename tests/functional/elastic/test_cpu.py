@@ -10,8 +10,6 @@ import torch
 
 import bistoch
 from bistoch.functional.elastic.cpu import launch as cpu
-from bistoch.functional.elastic.operator import empty
-from bistoch.functional.pose import BalanceOptions, ScoreOptions, pose
 
 N, M, D = 37, 53, 8
 
@@ -214,10 +212,11 @@ def test_scipys_blas_serves_where_torchs_is_hidden(monkeypatch):
 
 def test_tensors_elsewhere_are_refused():
     q, k, v = (t.to("meta") for t in tokens())
-    pairs, balance = ScoreOptions(1.0, None, None, None, None), BalanceOptions(1.0, 1.0, 3, None)
-    problem = pose("elastic_attention", q.shape[:1], q, k, pairs, balance)
-    with pytest.raises(bistoch.BackendUnavailableError, match=r"on meta.*streaming"):
-        cpu._forward(problem, v, empty(problem, v), None)
+    for function, tokens_ in (
+        (bistoch.elastic_attention, (q, k, v)), (bistoch.balance, (q @ k.mT,)),
+    ):  # fmt: skip
+        with pytest.raises(bistoch.BackendUnavailableError, match=r"on meta.*streaming"):
+            function(*tokens_, backend="cpu")
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])

@@ -7,15 +7,17 @@ from torch import Tensor
 from bistoch.functional import inputs
 from bistoch.functional._nonfinite import show
 from bistoch.functional.backends import HAS_NUMBA, assume_constant_result, choose_backend
-from bistoch.functional.causal import operator as kernels
-from bistoch.functional.causal import reference, streaming
 from bistoch.functional.causal.pose import Rule, clean_stream, pose_stream, sort_real, unsort
-from bistoch.functional.causal.problem import Stream, cut, open_account
+from bistoch.functional.causal.problem import Stream
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.problem import full_precision
 
-RUN = {"reference": reference.run, "streaming": streaming.run}
-BACKENDS = (*RUN, "cpu")
+_MODULES = {
+    "reference": "bistoch.functional.causal.reference",
+    "streaming": "bistoch.functional.causal.streaming",
+    "cpu": "bistoch.functional.causal.operator",
+}
+BACKENDS = tuple(_MODULES)
 
 # pairs of tokens, over the whole batch, below which nobody should wait for kernels to compile
 SMALL = 1 << 16
@@ -122,14 +124,10 @@ def _attend(
     inputs.check_square(operator, query, key, "query t and key t belong to the same moment")
     with full_precision(query.device):
         stream = pose_stream(operator, batch, query, key, value, rule, mask, query_mask, key_mask)
-        chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(stream))
+        chosen = choose_backend(operator, backend, _MODULES, query.device, _fastest(stream))
         stream, broken = clean_stream(stream)
         stream, order = sort_real(stream)
-        if chosen == "cpu":
-            result = kernels.attend(stream)
-        else:
-            result, _ = RUN[chosen](stream, open_account(stream), cut(query.shape[-2], rule.block))
-        result = show(unsort(result, order), broken)
+        result = show(unsort(chosen.solve(stream), order), broken)
     return result.reshape(*batch, *result.shape[1:]).to(query.dtype)
 
 

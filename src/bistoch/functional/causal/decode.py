@@ -9,12 +9,16 @@ from torch import Tensor
 
 from bistoch.functional import inputs
 from bistoch.functional._nonfinite import show
-from bistoch.functional.backends import BackendUnavailableError, choose_backend
-from bistoch.functional.causal.api import BACKENDS, RUN
+from bistoch.functional.backends import BackendUnavailableError
+from bistoch.functional.causal import reference, streaming
+from bistoch.functional.causal.api import BACKENDS
 from bistoch.functional.causal.pose import Rule, clean_stream, pose_stream
 from bistoch.functional.causal.problem import Account, Piece, Stream, open_account
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.problem import full_precision
+
+# backends that can go on from a state
+_RUN = {"reference": reference.run, "streaming": streaming.run}
 
 
 class CausalState(NamedTuple):
@@ -105,8 +109,9 @@ def causal_elastic_step(
     length = 0 if state is None else state.length
     stop = length + query.shape[-2]
     inputs.check_cache(operator, key.shape[-2], length, query.shape[-2])
-    chosen = choose_backend(operator, backend, BACKENDS, auto="streaming")
-    if chosen not in RUN:
+    inputs.check_choice(operator, "backend", backend, ("auto", *BACKENDS))
+    chosen = "streaming" if backend == "auto" else backend
+    if chosen not in _RUN:
         # a few rows at a time leave nothing to gain for kernels
         raise BackendUnavailableError(
             f'{operator}: the backend "{chosen}" computes whole sequences, not steps; choose '
@@ -123,7 +128,7 @@ def causal_elastic_step(
         if broken is not None:
             account = Account(*(column.nan_to_num(0.0) for column in account))
         pieces, position = _cut_between(stream, position, block)
-        result, account = RUN[chosen](stream, account, pieces)
+        result, account = _RUN[chosen](stream, account, pieces)
         if broken is not None:
             result = show(result, broken)
             account = _break(account, broken.any(-1) | ~before.isfinite())

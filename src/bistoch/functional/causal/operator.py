@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bistoch.functional.backends import Backend
 from bistoch.functional.causal.cpu import launch as cpu
 from bistoch.functional.causal.cpu.launch import Inputs, Kept
 from bistoch.functional.causal.problem import Stream
@@ -126,6 +127,9 @@ def _differentiate(ctx, output_grad, *_):
 
 
 causal_cpu.register_autograd(_differentiate, setup_context=_setup_context)
+
+
+BACKEND = Backend("cpu", "cpu", attend)
 
 
 class _Eager(torch.autograd.Function):

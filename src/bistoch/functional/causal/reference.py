@@ -9,15 +9,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bistoch.functional.backends import Backend
 from bistoch.functional.causal.problem import (
     Account,
     Piece,
     Stream,
     allowed_pairs,
     close_block,
+    cut,
     fair_share,
     floor,
     join,
+    open_account,
     scores_of,
 )
 from bistoch.functional.problem import row_softmax
@@ -56,6 +59,14 @@ def run(
         )
         account = close_block(stream, account, piece)
     return join(results, stream), account
+
+
+def attend(stream: Stream) -> Float[Tensor, "B n e"]:
+    """The rows of a whole sequence."""
+    return run(stream, open_account(stream), cut(stream.query.shape[1], stream.block))[0]
+
+
+BACKEND = Backend("reference", "", attend)
 
 
 def prefix_plan(

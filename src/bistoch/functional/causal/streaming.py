@@ -12,15 +12,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bistoch.functional._recompute import checkpointed
+from bistoch.functional.backends import Backend
 from bistoch.functional.causal.problem import (
     Account,
     Piece,
     Stream,
     allowed_pairs,
     close_block,
+    cut,
     fair_share_of,
     floor,
     join,
+    open_account,
     scores_of,
 )
 from bistoch.functional.problem import row_softmax
@@ -51,6 +54,14 @@ def run(
     results, accounts = zip(*parts, strict=True)
     columns = [torch.cat(column) for column in zip(*accounts, strict=True)]
     return torch.cat(results), Account(*columns)
+
+
+def attend(stream: Stream) -> Float[Tensor, "B n e"]:
+    """The rows of a whole sequence."""
+    return run(stream, open_account(stream), cut(stream.query.shape[1], stream.block))[0]
+
+
+BACKEND = Backend("streaming", "", attend)
 
 
 def _run_together(stream: Stream, account: Account, pieces: Sequence[Piece]):

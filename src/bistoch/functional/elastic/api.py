@@ -9,11 +9,8 @@ from torch import Tensor
 from bistoch.functional import inputs
 from bistoch.functional._masks import read_bias
 from bistoch.functional._nonfinite import show
-from bistoch.functional.backends import HAS_NUMBA, choose_backend
-from bistoch.functional.elastic import reference, streaming
+from bistoch.functional.backends import HAS_NUMBA, Backend, choose_backend
 from bistoch.functional.elastic.broken import cleaned, shown
-from bistoch.functional.elastic.cpu import lanes
-from bistoch.functional.elastic.cpu import launch as cpu
 from bistoch.functional.elastic.scores import pose_given
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import (
@@ -35,9 +32,12 @@ from bistoch.functional.problem import (
     with_row_mass,
 )
 
-_SOLVERS = {"reference": reference.solve, "streaming": streaming.solve, "cpu": cpu.solve}
-
-BACKENDS = tuple(_SOLVERS)
+_MODULES = {
+    "reference": "bistoch.functional.elastic.reference",
+    "streaming": "bistoch.functional.elastic.streaming",
+    "cpu": "bistoch.functional.elastic.cpu.backend",
+}
+BACKENDS = tuple(_MODULES)
 
 # pairs of tokens, over the whole batch, below which nobody should wait for kernels to compile
 SMALL = 1 << 16
@@ -316,12 +316,17 @@ def balance_scores(
 ) -> Tensor:
     """The plan of scores that exist already, for a function that calls itself `operator`."""
     problem = pose_given(operator, scores, pairs, options)
-    chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem.scores))
-    if chosen == "cpu" and lanes.fits(problem):
-        plan, error = lanes.solve(problem)
-        _warn_if_far(operator, problem.balance, error)
-        return plan.reshape(scores.shape).to(scores.dtype)
-    return _dense(operator, problem, scores.shape[:-2], chosen).to(scores.dtype)
+    chosen = _choose(operator, problem.scores, backend)
+    found = chosen.plan(problem)
+    if found is not None:
+        plan, error = found
+    else:
+        with full_precision(scores.device):
+            clean, _, broken = cleaned(problem, None)
+            solution = chosen.solve(clean, no_values(problem.scores))
+            plan, error = _plan_of(clean, solution, broken), solution.error
+    _warn_if_far(operator, problem.balance, error)
+    return plan.reshape(scores.shape).to(scores.dtype)
 
 
 def attend(
@@ -336,8 +341,13 @@ def attend(
     """Check, pose, solve: the result of a member of the family that calls itself `operator`."""
     batch = inputs.check_tokens(operator, query, key, value)
     problem = pose(operator, batch, query, key, pairs, balance)
-    output = solve(operator, problem, flatten(value, batch), backend).output
-    return output.reshape(*batch, *output.shape[1:]).to(query.dtype)
+    values = flatten(value, batch)
+    chosen = _choose(operator, problem.scores, backend)
+    # as in `solve`, which would be one more frame above every kernel
+    with full_precision(query.device):
+        clean, values, broken = _prepare(chosen, problem, values)
+        found = _finish(operator, problem.balance, chosen.solve(clean, values), broken)
+    return found.output.reshape(*batch, *found.output.shape[1:]).to(query.dtype)
 
 
 def make_plan(
@@ -351,34 +361,42 @@ def make_plan(
     """The plan of a member of the family that calls itself `operator`."""
     batch = inputs.check_tokens(operator, query, key)
     problem = pose(operator, batch, query, key, pairs, balance)
-    return _dense(operator, problem, batch, backend).to(query.dtype)
-
-
-def _dense(operator: str, problem: Problem, batch: torch.Size, backend: str) -> Tensor:
-    chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem.scores))
-    with full_precision(problem.scores.like.device):
-        problem, _, broken = cleaned(problem, None)
-        found = _SOLVERS[chosen](problem, no_values(problem.scores))
-        plan = row_softmax(dense_scores(problem.scores) + found.column[:, None, :])
-        if problem.balance.log_row_mass is not None:
-            plan = plan * problem.balance.log_row_mass.exp()[..., None]
-        plan = show(plan, broken)
+    chosen = _choose(operator, problem.scores, backend)
+    with full_precision(query.device):
+        clean, _, broken = cleaned(problem, None)
+        found = chosen.solve(clean, no_values(problem.scores))
+        plan = _plan_of(clean, found, broken)
     _warn_if_far(operator, problem.balance, found.error)
-    return plan.reshape(*batch, *plan.shape[1:])
+    return plan.reshape(*batch, *plan.shape[1:]).to(query.dtype)
 
 
 def solve(operator: str, problem: Problem, value: Tensor, backend: str) -> Solution:
     """Hand a problem to its backend; say so if a wanted tolerance was not reached."""
-    chosen = choose_backend(operator, backend, BACKENDS, auto=_fastest(problem.scores))
-    with full_precision(problem.scores.like.device):
-        if chosen == "cpu":
-            # its kernels look at what they read
-            found = cpu.solve(problem, value)
-        else:
-            clean, values, broken = cleaned(problem, value)
-            found = shown(_SOLVERS[chosen](clean, values), broken, problem.balance.iters)
-    _warn_if_far(operator, problem.balance, found.error)
-    return with_row_mass(found, problem.balance)
+    chosen = _choose(operator, problem.scores, backend)
+    with full_precision(value.device):
+        clean, value, broken = _prepare(chosen, problem, value)
+        return _finish(operator, problem.balance, chosen.solve(clean, value), broken)
+
+
+def _choose(operator: str, scores: Scores | GivenScores, backend: str) -> Backend:
+    return choose_backend(operator, backend, _MODULES, scores.like.device, _fastest(scores))
+
+
+def _prepare(chosen: Backend, problem: Problem, value: Tensor):
+    return (problem, value, None) if chosen.looks else cleaned(problem, value)
+
+
+def _finish(operator: str, balance: Balance, found: Solution, broken: Tensor | None) -> Solution:
+    found = shown(found, broken, balance.iters)
+    _warn_if_far(operator, balance, found.error)
+    return with_row_mass(found, balance)
+
+
+def _plan_of(problem: Problem, found: Solution, broken: Tensor | None) -> Float[Tensor, "B n m"]:
+    plan = row_softmax(dense_scores(problem.scores) + found.column[:, None, :])
+    if problem.balance.log_row_mass is not None:
+        plan = plan * problem.balance.log_row_mass.exp()[..., None]
+    return show(plan, broken)
 
 
 def _warn_if_far(operator: str, balance: Balance, error: Tensor) -> None:

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bistoch.functional.backends import Backend
 from bistoch.functional.elastic.pace import choose
 from bistoch.functional.problem import Problem, Solution, dense_scores, row_softmax, spread
 
@@ -52,6 +53,9 @@ def solve(problem: Problem, value: Float[Tensor, "B m e"]) -> Solution:
         error=spread(residual, live).detach(),
         iterations=iterations,
     )
+
+
+BACKEND = Backend("reference", "", solve)
 
 
 def row_step(scores: Float[Tensor, "B n m"], column: Float[Tensor, "B m"]) -> Float[Tensor, "B n"]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bistoch.functional.backends import Backend
 from bistoch.functional.elastic.gradient import backward
 from bistoch.functional.elastic.operator import History, empty, empty_history, register
 from bistoch.functional.elastic.pace import choose
@@ -119,4 +120,4 @@ def replay(problem: Problem, value: Tensor) -> tuple[Solution, History]:
     return solution, history
 
 
-solve = register("elastic_streaming", forward, backward)
+BACKEND = Backend("streaming", "", register("elastic_streaming", forward, backward))

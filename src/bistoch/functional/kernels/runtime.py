@@ -5,9 +5,11 @@ already keeps warm: no second pool competes for the cores, and `torch.set_num_th
 """
 
 import ctypes
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -308,16 +310,22 @@ def threads() -> int:
     return torch.get_num_threads()
 
 
-def run(body: int, job: int, team: int) -> None:
-    """Run the body at an address on a team of threads; every member calls it with the same job."""
+def entry(body: int, job: int, team: int) -> tuple[Callable[..., Any], tuple[int, ...]]:
+    """What runs the body at an address on a team of threads, to be called with these arguments.
+
+    Every member calls the body with the same job.
+    """
     start, _ = team_entry()
     if team == 1:
-        _BODY(body)(job)
-    elif start:
-        _TEAM(start)(body, job, team, 0)
-    else:
-        with ThreadPoolExecutor(team) as pool:
-            list(pool.map(_BODY(body), [job] * team))
+        return _BODY(body), (job,)
+    if start:
+        return _TEAM(start), (body, job, team, 0)
+    return _run_pool, (body, job, team)
+
+
+def _run_pool(body: int, job: int, team: int) -> None:
+    with ThreadPoolExecutor(team) as pool:
+        list(pool.map(_BODY(body), [job] * team))
 
 
 @cache

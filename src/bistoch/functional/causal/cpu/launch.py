@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bistoch.functional.backends import BackendUnavailableError
 from bistoch.functional.kernels import kernel_module
 
 
@@ -123,12 +122,6 @@ def _run(
 ) -> None:
     """Describe the work as a job of numbers and addresses, and let the kernels do it."""
     (batch, n, d), e, dtype = inputs.query.shape, inputs.value.shape[2], inputs.query.dtype
-    device = inputs.query.device
-    if device.type != "cpu":
-        raise BackendUnavailableError(
-            f'the backend "cpu" works on CPU tensors, but these are on {device}; move them with '
-            '.cpu(), or choose backend="streaming"'
-        )
     if not batch * n:
         return
     runtime, job = kernel_module("kernels.runtime"), kernel_module("causal.cpu.job")
@@ -148,9 +141,9 @@ def _run(
         "block": block, "mask_grad_size": 0 if inputs.mask is None else inputs.mask.numel(),
     }  # fmt: skip
     numbers = np.array([fields.get(name, 0) for name in job.FIELDS], np.int64)
-    runtime.run(
-        kernel_module("causal.cpu.kernels").kernel(backward, dtype), numbers.ctypes.data, workers
-    )
+    kernel = kernel_module("causal.cpu.kernels").kernel(backward, dtype)
+    call, arguments = runtime.entry(kernel, numbers.ctypes.data, workers)
+    call(*arguments)
 
 
 @lru_cache(maxsize=8)

@@ -35,7 +35,12 @@ def _workspace(n: int, m: int, iters: int, element_size: int) -> int:
     return kernel_module("kernels.runtime").threads() * elements * element_size
 
 
-def solve(problem: Problem) -> tuple[Tensor, Tensor]:
+def plan(problem: Problem[GivenScores]) -> tuple[Tensor, Tensor] | None:
+    """As `solve`; None if the matrices do not fit."""
+    return solve(problem) if fits(problem) else None
+
+
+def solve(problem: Problem[GivenScores]) -> tuple[Tensor, Tensor]:
     """The plans of a batch of scores that are given, and their errors."""
     scores, balance = dense_scores(problem.scores), problem.balance
     start = balance.start
@@ -177,7 +182,9 @@ def _run(scores: Tensor, balance: Balance, tensors: dict[str, Tensor], *, backwa
     }  # fmt: skip
     if batch * n * m:
         numbers = np.array([job[field] for field in layout.FIELDS], np.int64)
-        runtime.run(kernels.plans(backward, scores.dtype), numbers.ctypes.data, workers)
+        kernel = kernels.plans(backward, scores.dtype)
+        call, arguments = runtime.entry(kernel, numbers.ctypes.data, workers)
+        call(*arguments)
     return unsafe.nonzero().flatten()
 
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from bistoch.functional._nonfinite import largest_score
-from bistoch.functional.backends import BackendUnavailableError
 from bistoch.functional.elastic import gradient, streaming
 from bistoch.functional.elastic.broken import cleaned, shown
 from bistoch.functional.elastic.operator import (
@@ -40,12 +39,6 @@ BLOCK_BYTES = 512 << 10
 
 
 def _forward(problem: Problem, value: Tensor, solution: Solution, history: History | None) -> None:
-    device = problem.scores.like.device
-    if device.type != "cpu":
-        raise BackendUnavailableError(
-            f'the backend "cpu" works on CPU tensors, but these are on {device}; move them with '
-            '.cpu(), or choose backend="streaming"'
-        )
     if _is_empty(problem):
         # nothing to compute, only zeros and minus infinities to put into their places
         streaming.forward(problem, value, solution, history)
@@ -324,7 +317,8 @@ def _run(
         owners = max(workers, form.layout.slots)
         mask_grads = grads.bias.new_zeros(owners, *grads.bias.shape)
         numbers[form.mask_grad] = mask_grads.data_ptr()
-    runtime.run(form.leader, at, workers)
+    call, arguments = runtime.entry(form.leader, at, workers)
+    call(*arguments)
     if grads is not None and mask_grads is not None:
         torch.sum(mask_grads, 0, out=grads.bias)
     return numbers[form.unsafe :]
