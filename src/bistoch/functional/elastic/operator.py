@@ -106,9 +106,10 @@ class Gradients(NamedTuple):
     # of a float mask, or of scores that were given; empty when nobody asked for it
     bias: Tensor
 
-    def part_of(self, some: slice | Tensor) -> "Gradients":
-        """Those of a part of the batch; the bias stays whole, since many problems may share one."""
-        return Gradients._make(x if x is self.bias else x[some] for x in self)
+    def part_of(self, some: slice | Tensor, given: bool) -> "Gradients":
+        """Those of a part of the batch; that of a mask stays whole, which problems may share."""
+        whole = self.bias if not given or not self.bias.numel() else None
+        return Gradients._make(x if x is whole else x[some] for x in self)
 
 
 class Upstream(NamedTuple):

@@ -109,14 +109,16 @@ def _differentiate_cleaned(
             row.masked_fill(broken, torch.nan),
             arriving.column,
         )
-    own = Gradients._make(torch.empty_like(field) for field in grads.part_of(some))
-    own, before = own._replace(bias=grads.bias), grads.bias.clone()
+    given = isinstance(part.scores, GivenScores)
+    own = Gradients._make(torch.empty_like(field) for field in grads.part_of(some, given))
     marks = _run(part, values, found, kept, arriving, own, look=False)
     for index in np.flatnonzero(marks):
         _differentiate_in_logs(int(index), part, values, found, arriving, own)
-    grads.bias.add_(before)
+    if not given:
+        # of a mask that all heads may share
+        grads.bias.add_(own.bias)
     for name, field in grads._asdict().items():
-        if name != "bias":
+        if name != "bias" or (given and field.numel()):
             field[some] = getattr(own, name)
 
 
@@ -139,7 +141,7 @@ def _differentiate_in_logs(
     scores, balance = _part(problem, some)
     one = Problem(scores, balance._replace(iters=int(solution.iterations[index]), tol=-1.0))
     found, history = streaming.replay(one, value[some])
-    own = grads.part_of(some)
+    own = grads.part_of(some, isinstance(problem.scores, GivenScores))
     for field in own:
         # what the kernels had written before they gave up
         if field is not own.bias:
