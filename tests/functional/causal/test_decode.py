@@ -5,7 +5,7 @@ import torch
 
 import bistoch
 from bistoch.functional.causal import BACKENDS
-from bistoch.functional.causal.api import RUN
+from bistoch.functional.causal.decode import RUN
 
 N, D, BLOCK = 29, 5, 4
 CUTS = {

@@ -18,7 +18,7 @@ from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.problem import full_precision
 
 # backends that can go on from a state
-_RUN = {"reference": reference.run, "streaming": streaming.run}
+RUN = {"reference": reference.run, "streaming": streaming.run}
 
 
 class CausalState(NamedTuple):
@@ -111,7 +111,7 @@ def causal_elastic_step(
     inputs.check_cache(operator, key.shape[-2], length, query.shape[-2])
     inputs.check_choice(operator, "backend", backend, ("auto", *BACKENDS))
     chosen = "streaming" if backend == "auto" else backend
-    if chosen not in _RUN:
+    if chosen not in RUN:
         # a few rows at a time leave nothing to gain for kernels
         raise BackendUnavailableError(
             f'{operator}: the backend "{chosen}" computes whole sequences, not steps; choose '
@@ -128,7 +128,7 @@ def causal_elastic_step(
         if broken is not None:
             account = Account(*(column.nan_to_num(0.0) for column in account))
         pieces, position = _cut_between(stream, position, block)
-        result, account = _RUN[chosen](stream, account, pieces)
+        result, account = RUN[chosen](stream, account, pieces)
         if broken is not None:
             result = show(result, broken)
             account = _break(account, broken.any(-1) | ~before.isfinite())
