@@ -19,7 +19,7 @@ from bistoch.lab.reproduce.encoder import model_name
 from bistoch.lab.timing import time_in_turns
 
 # texts and tokens in each
-SHAPES = ((1, 16), (8, 32), (32, 40))
+SHAPES = ((1, 16), (1, 40), (32, 40))
 BACKENDS = ("auto", "cpu", "streaming")
 
 

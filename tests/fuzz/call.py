@@ -18,9 +18,9 @@ LIMITS = {
     "WORKSPACE_BYTES": "elastic.cpu.launch",
     "OWN_HEAD_BYTES": "elastic.cpu.launch",
     "BLOCK_BYTES": "elastic.cpu.launch",
+    "SMALL_HEAD": "elastic.cpu.launch",
     "LARGEST": "elastic.cpu.lanes",
     "TILE_ELEMENTS": "elastic.tiles",
-    "SMALL": "elastic.api",
     "FEW": "_recompute",
 }
 

@@ -107,7 +107,7 @@ class Draw:
         if self.large or self.chance(0.2):
             choices = {
                 "WORKSPACE_BYTES": (0, 1 << 16), "OWN_HEAD_BYTES": (0,), "BLOCK_BYTES": (1 << 12,),
-                "TILE_ELEMENTS": (1, 64, 1 << 12), "LARGEST": (0,), "SMALL": (0,), "FEW": (0,),
+                "TILE_ELEMENTS": (1, 64, 1 << 12), "LARGEST": (0,), "SMALL_HEAD": (0,), "FEW": (0,),
             }  # fmt: skip
             drawn |= {
                 name: self.pick(*sizes) for name, sizes in choices.items() if self.chance(0.4)

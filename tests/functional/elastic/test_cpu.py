@@ -19,12 +19,14 @@ def tokens(batch=(3,), dtype=torch.float64, size=1.0):
     return size * q, k, v
 
 
-@pytest.fixture(params=["own heads", "shared heads", "nothing stored"])
+@pytest.fixture(params=["small heads", "own heads", "shared heads", "nothing stored"])
 def strategy(request, monkeypatch):
-    """Let threads take heads of their own, share them, or store no more than a block of each.
+    """Let one kernel do all, threads take heads of their own, share them, or store only a block.
 
     At these sizes a block may be a whole head: test_strategies.py has several blocks of each.
     """
+    if request.param != "small heads":
+        monkeypatch.setattr(cpu, "SMALL_HEAD", 0)
     if request.param == "shared heads":
         monkeypatch.setattr(cpu, "OWN_HEAD_BYTES", 0)
     if request.param == "nothing stored":
@@ -228,3 +230,35 @@ def test_more_threads_than_heads_and_no_team(batch, monkeypatch):
     monkeypatch.setattr(runtime, "team_entry", lambda: (0, 0))
     monkeypatch.setattr(runtime, "threads", lambda: 4)
     torch.testing.assert_close(bistoch.elastic_attention(q, k, v, backend="cpu"), wanted)
+
+
+def test_auto_takes_the_kernels_at_every_size_and_small_heads_their_own(monkeypatch):
+    taken, run = [], cpu._run
+
+    def recorded(*arguments, **options):
+        taken.append(options.get("small", False))
+        return run(*arguments, **options)
+
+    monkeypatch.setattr(cpu, "_run", recorded)
+    bistoch.elastic_attention(*tokens())
+    assert taken == [True]
+    monkeypatch.setattr(cpu, "SMALL_HEAD", N * M - 1)
+    bistoch.elastic_attention(*tokens())
+    assert taken == [True, False]
+
+
+def test_small_heads_that_leave_the_safe_range_are_left_alone_to_the_other_kernels(monkeypatch):
+    """One head of three needs large factors; its neighbours stay, and all equal the reference."""
+    taken, run = [], cpu._run
+
+    def recorded(problem, *arguments, **options):
+        taken.append((len(problem.query), options.get("small", False)))
+        return run(problem, *arguments, **options)
+
+    q, k, v = tokens()
+    q[1] *= 60
+    wanted = bistoch.elastic_attention(q, k, v, backend="reference", iters=30)
+    monkeypatch.setattr(cpu, "_run", recorded)
+    found = bistoch.elastic_attention(q, k, v, backend="cpu", iters=30)
+    assert taken == [(3, True), (1, False)]
+    torch.testing.assert_close(found, wanted, atol=1e-10, rtol=1e-8)

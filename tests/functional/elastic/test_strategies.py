@@ -48,7 +48,7 @@ def layouts(monkeypatch):
 @pytest.fixture(params=LIMITS)
 def strategy(request, monkeypatch, threads):
     """Limits with which each strategy is the one to take at the sizes above."""
-    for name, bytes_ in ({"BLOCK_BYTES": 1} | LIMITS[request.param]).items():
+    for name, bytes_ in ({"BLOCK_BYTES": 1, "SMALL_HEAD": 0} | LIMITS[request.param]).items():
         monkeypatch.setattr(cpu, name, bytes_)
     return request.param
 

@@ -39,9 +39,6 @@ _MODULES = {
 }
 BACKENDS = tuple(_MODULES)
 
-# pairs of tokens, over the whole batch, below which nobody should wait for kernels to compile
-SMALL = 1 << 16
-
 # the column error below which a run without a tolerance of its own is called converged
 CONVERGED = 1e-3
 
@@ -412,8 +409,5 @@ def _warn_if_far(operator: str, balance: Balance, error: Tensor) -> None:
 
 
 def _fastest(scores: Scores | GivenScores) -> str:
-    """What "auto" stands for: the kernels, where they can run and there is work enough for them."""
-    batch, n, m = scores.shape
-    if scores.like.device.type == "cpu" and HAS_NUMBA and batch * n * m >= SMALL:
-        return "cpu"
-    return "streaming"
+    """What "auto" stands for: the kernels, where they can run, whatever the sizes."""
+    return "cpu" if scores.like.device.type == "cpu" and HAS_NUMBA else "streaming"

@@ -4,6 +4,7 @@ What was compiled is kept in Numba's cache on disk. A file of the cache that is 
 disk or a copy that was cut short, is compiled again and replaced.
 """
 
+import gc
 import hashlib
 import logging
 import pickle
@@ -14,6 +15,21 @@ from typing import Any
 from numba import njit, types
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.ccallback import CFunc
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
+from numba.core.compiler_machinery import register_pass
+from numba.core.typed_passes import InlineOverloads, NativeLowering, NopythonRewrites
+from numba.core.untyped_passes import (
+    DeadBranchPrune,
+    FindLiterallyCalls,
+    InlineClosureLikes,
+    InlineInlinables,
+    LiteralPropagationSubPipelinePass,
+    LiteralUnroll,
+    MakeFunctionToJitFunction,
+    RewriteDynamicRaises,
+    WithLifting,
+)
 
 # infinities are ordinary here, NaN never occurs: everything of fastmath but "ninf" and "afn"
 FAST = {"nnan", "nsz", "reassoc", "contract", "arcp"}
@@ -32,9 +48,114 @@ _log = logging.getLogger("bistoch")
 PAUSE = 10.0
 
 
+# passes of Numba that look for what no kernel has: closures, array expressions, literal types ...
+_NEEDLESS = {
+    DeadBranchPrune, FindLiterallyCalls, InlineClosureLikes, InlineInlinables, InlineOverloads,
+    LiteralPropagationSubPipelinePass, LiteralUnroll, MakeFunctionToJitFunction, NopythonRewrites,
+    RewriteDynamicRaises, WithLifting,
+}  # fmt: skip
+
+
+class _Whole(JITCodeLibrary):
+    """A kernel with all its parts, optimised once.
+
+    Numba does it twice, to find counts of references that cancel out; here there are none.
+    """
+
+    def _optimize_final_module(self):
+        made = self._codegen._module_pass_manager()
+        if not isinstance(made, tuple):
+            # before Numba 0.62
+            super()._optimize_final_module()
+            return
+        passes, builder = made
+        passes.run(self._final_module, builder)
+
+
+class _Part(_Whole):
+    """Code that exists to be copied into kernels: it is optimised there, and never runs itself.
+
+    Numba would optimise it, with all that it calls, and make machine code of it here as well. That
+    takes half of the time of a compilation.
+    """
+
+    def _optimize_functions(self, ll_module):
+        ll_module.data_layout = self._codegen._data_layout
+
+    def _optimize_final_module(self):
+        pass
+
+    def _finalize_final_module(self):
+        self._finalize_dynamic_globals()
+        self._verify_declare_only_symbols()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name):
+        return 0
+
+    @property
+    def codegen(self):
+        # asked only for the next method
+        return self
+
+    def set_env(self, name, env):
+        # what Python objects code would use
+        pass
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _Lowering(NativeLowering):
+    """Without counting references to arrays: all memory belongs to the caller of a kernel."""
+
+    _name = "lowering_without_counts"
+
+    def run_pass(self, state):
+        state.targetctx = state.targetctx.subtarget(enable_nrt=False)
+        return super().run_pass(state)
+
+
+class _Kernels(Compiler):
+    """Numba's compiler, for kernels."""
+
+    library = _Whole
+
+    def define_pipelines(self):
+        state = self.state
+        state.library = self.library(state.targetctx.codegen(), state.func_id.func_qualname)
+        if self.library is _Whole:
+            state.library.enable_object_caching()
+        (passes,) = super().define_pipelines()
+        passes.passes = [
+            (_Lowering if which is NativeLowering else which, what)
+            for which, what in passes.passes
+            if which not in _NEEDLESS
+        ]
+        passes.finalize()
+        return [passes]
+
+
+class _Parts(_Kernels):
+    """Numba's compiler, for parts of kernels."""
+
+    library = _Part
+
+
+# options of what kernels call
+PART: Any = {**OPTIONS, "pipeline_class": _Parts}
+
+
 def jit(function):
     """Compile for the caller's types, for kernels only: nothing that Python could call is made."""
-    return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
+    wrappers = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    compiled = njit(**wrappers, **PART)(function)
+    by_types = compiled.get_call_template
+
+    def by_plain_types(args, kws):
+        # else it would be compiled anew for every constant that it is called with
+        return by_types([types.unliteral(kind) for kind in args], kws)
+
+    compiled.get_call_template = by_plain_types
+    return compiled
 
 
 def body(function, kind, *, quick: bool = False) -> "Kernel":
@@ -45,7 +166,7 @@ def body(function, kind, *, quick: bool = False) -> "Kernel":
     """
     # the disk cache looks only at the file of a function: a digest of all files is in its name
     function.__qualname__ = f"{function.__name__}_{_DIGEST}"
-    kernel = Kernel(function, ((types.CPointer(kind),), types.void), {}, dict(OPTIONS))
+    kernel = Kernel(function, ((types.CPointer(kind),), types.void), {}, dict(OPTIONS), _Kernels)
     kernel.quick = quick
     kernel.enable_caching()
     kernel.compile()
@@ -67,12 +188,22 @@ class Kernel(CFunc):
             # there is none: compile in every process instead
             _log.debug("no folder for the cache of Numba can be written: %s", error)
 
+    def compile(self) -> None:
+        """Compile it, or read it from the cache; what is made meanwhile is no garbage."""
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            super().compile()
+        finally:
+            if collects:
+                gc.enable()
+
     def _compile_uncached(self):
         if self.quick:
             return super()._compile_uncached()
         if time.monotonic() - Kernel._last > PAUSE:
             _log.warning(
-                "bistoch: compiling CPU kernels for this machine, which takes 10 to 30 seconds; "
+                "bistoch: compiling CPU kernels for this machine, which takes up to 15 seconds; "
                 "later runs find them in %s",
                 getattr(self._cache, "cache_path", "no folder, since none can be written"),
             )

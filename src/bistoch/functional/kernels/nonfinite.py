@@ -8,7 +8,7 @@ the NaN.
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
 from bistoch.functional.kernels.array import vector
 from bistoch.functional.kernels.runtime import jit, size_of
@@ -78,16 +78,14 @@ def _largest_place(typing, x):
     return types.int64(x), generate
 
 
-def integers(like):
+@intrinsic
+def integers(typing, like):
     """The integers that are as long as a float."""
-    raise NotImplementedError("only inside compiled kernels")
 
+    def generate(context, builder, signature, arguments):
+        return context.get_dummy_value()
 
-@overload(integers)
-def _integers(like):
-    if like.dtype == types.float32:
-        return lambda like: np.int32
-    return lambda like: np.int64
+    return types.NumberClass(types.Integer.from_bitwidth(like.dtype.bitwidth))(like), generate
 
 
 @jit
@@ -100,8 +98,9 @@ def largest_bits(at, count, forgiving, like):
     if count < lanes:
         return _largest_of_few(at, count, forgiving, like)
     most = spread(like(0))
+    last = count - lanes
     for j in range(0, count, lanes):
-        x = load(at + min(j, count - lanes) * size, like)
+        x = load(at + (j if j < last else last) * size, like)
         if forgiving:
             x = _without_minus_infinity(x)
         most = _larger_magnitudes(most, x)
@@ -122,5 +121,5 @@ def _largest_of_few(at, count, forgiving, like):
         # the sign is the highest bit
         magnitude = bits[j] & ((1 << (8 * size_of(like) - 1)) - 1)
         if not (forgiving and bits[j] < 0 and magnitude == infinity):
-            most = max(most, magnitude)
+            most = magnitude if magnitude > most else most
     return most

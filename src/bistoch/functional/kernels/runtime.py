@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from bistoch._fork import openmp_library, use_one_thread_after_a_lost_team
-from bistoch.functional.kernels.compile import FAST
+from bistoch.functional.kernels.compile import PART
 from bistoch.functional.kernels.compile import body as body
 from bistoch.functional.kernels.compile import jit as jit
 
@@ -37,16 +37,14 @@ def address_of(typing, pointer):
     return types.int64(pointer), generate
 
 
-def kind_of(pointer):
+@intrinsic
+def kind_of(typing, pointer):
     """The kind of float that a kernel is compiled for: np.float32 or np.float64."""
-    raise NotImplementedError("only inside compiled kernels")
 
+    def generate(context, builder, signature, arguments):
+        return context.get_dummy_value()
 
-@overload(kind_of)
-def _kind_of(pointer):
-    if pointer.dtype == types.float32:
-        return lambda pointer: np.float32
-    return lambda pointer: np.float64
+    return types.NumberClass(pointer.dtype)(pointer), generate
 
 
 @intrinsic
@@ -113,7 +111,7 @@ def exponential(x):
     raise NotImplementedError("only inside compiled kernels")
 
 
-@overload(exponential, jit_options={"fastmath": FAST})
+@overload(exponential, jit_options=PART)
 def _exponential(x):
     f = np.float32
     if x == types.float64:
@@ -140,7 +138,7 @@ def logarithm(x):
     raise NotImplementedError("only inside compiled kernels")
 
 
-@overload(logarithm, jit_options={"fastmath": FAST})
+@overload(logarithm, jit_options=PART)
 def _logarithm(x):
     f = np.float32
     if x == types.float64:
@@ -167,15 +165,14 @@ def _logarithm(x):
     return float32
 
 
-def size_of(like):
+@intrinsic
+def size_of(typing, like):
     """Bytes of one number of a type."""
-    raise NotImplementedError("only inside compiled kernels")
 
+    def generate(context, builder, signature, arguments):
+        return _i64(like.dtype.bitwidth // 8)
 
-@overload(size_of)
-def _size_of(like):
-    size = like.dtype.bitwidth // 8
-    return lambda like: size
+    return types.int64(like), generate
 
 
 @intrinsic

@@ -107,9 +107,13 @@ def read_account(job, index, space, which, block, like):
     received, wanted = over_keys(job, space, which, like), over_keys(job, space, WANTED, like)
     if block:
         at = account_at(job, index, space, block, 2, like)
-        received[:stop] = vector(at, stop, like)
+        kept = vector(at, stop, like)
+        for j in range(stop):
+            received[j] = kept[j]
         if account_columns(job) == 2:
-            wanted[:stop] = vector(at + stop * size_of(like), stop, like)
+            more = vector(at + stop * size_of(like), stop, like)
+            for j in range(stop):
+                wanted[j] = more[j]
         else:
             harmonic_share(job, stop, wanted, like)
     open_block(job, index, space, which, stop, like)

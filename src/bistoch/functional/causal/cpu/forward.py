@@ -186,9 +186,13 @@ def close_block(job, index, space, stop, strips, like):
     block = stop // job.block
     if job.history_at and (block % job.span == 0) == (strips == 1):
         at = account_at(job, index, space, block, strips, like)
-        vector(at, stop, like)[:] = received[:stop]
+        kept = vector(at, stop, like)
+        for j in range(stop):
+            kept[j] = received[j]
         if account_columns(job) == 2:
-            vector(at + stop * size_of(like), stop, like)[:] = wanted[:stop]
+            more = vector(at + stop * size_of(like), stop, like)
+            for j in range(stop):
+                more[j] = wanted[j]
     open_block(job, index, space, RECEIVED, stop, like)
 
 

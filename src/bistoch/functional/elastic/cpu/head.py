@@ -18,6 +18,7 @@ from bistoch.functional.kernels.runtime import (
     call_body,
     exponential,
     jit,
+    larger,
     matmul,
     size_of,
     start_team,
@@ -254,7 +255,7 @@ def look(job, index, slot, like):
     stay_apart()
     m, d, e, size = job.m, job.d, job.e, size_of(like)
     sharpness = vector(job.sharpness_at, job.batch, like)[index]
-    limit = vector(job.reals_at, 3, np.float64)[2] / (max(d, 1) * max(abs(sharpness), like(1)))
+    limit = vector(job.reals_at, 3, np.float64)[2] / larger(abs(sharpness), like(1))
     # a product of two below the root of what it may be is below that
     most = bits_of(like(np.sqrt(limit)))
     first, last = rows_of_slot(job, slot)

@@ -10,6 +10,7 @@ from bistoch.functional.elastic.cpu.differentiate import differentiate
 from bistoch.functional.elastic.cpu.forward import build, finish, iterate
 from bistoch.functional.elastic.cpu.lanes_backward import differentiate_plans
 from bistoch.functional.elastic.cpu.lanes_forward import make_plans
+from bistoch.functional.elastic.cpu.small import solve_small
 from bistoch.functional.elastic.cpu.solve import solve
 from bistoch.functional.kernels.runtime import body
 
@@ -32,6 +33,12 @@ def leader(backward: bool, dtype: torch.dtype) -> int:
 
 
 @cache
+def alone(dtype: torch.dtype) -> int:
+    """Where the kernel is that solves small heads without phases."""
+    return address(solve_small, dtype, quick=True)
+
+
+@cache
 def plans(backward: bool, dtype: torch.dtype) -> int:
     """Where the kernel is for many small matrices."""
     return address(differentiate_plans if backward else make_plans, dtype)
@@ -41,7 +48,7 @@ def plans(backward: bool, dtype: torch.dtype) -> int:
 _COMPILED: list = []
 
 
-def address(kernel, dtype: torch.dtype) -> int:
+def address(kernel, dtype: torch.dtype, *, quick: bool = False) -> int:
     """Compile a kernel for one kind of float; where it is."""
-    _COMPILED.append(body(kernel, KINDS[dtype]))
+    _COMPILED.append(body(kernel, KINDS[dtype], quick=quick))
     return _COMPILED[-1].address

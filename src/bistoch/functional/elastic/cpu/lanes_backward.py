@@ -5,6 +5,7 @@ Nothing is kept from the forward: a group repeats its iterations in the cache, a
 
 import numpy as np
 
+from bistoch.functional.elastic.cpu.head import copy
 from bistoch.functional.elastic.cpu.lanes_forward import finish, iterate, load
 from bistoch.functional.elastic.cpu.lanes_job import (
     COLUMN_GRAD,
@@ -183,7 +184,7 @@ def taken_by_lanes(job, space, t, slot, taken, like):
     for lane in range(LANES):
         step[lane] = omega[lane] if steps[lane] > like(t) else like(0)
     for j in range(job.m):
-        taken[j] = step
+        copy(step, taken[j])
 
 
 @jit

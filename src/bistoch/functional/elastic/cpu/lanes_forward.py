@@ -104,7 +104,7 @@ def load(job, first, space, like):
     lam = over_keys(job, space, LAM, like)
     spread_out(vector(job.lam_at, batch, like), first, batch, lam[:1])
     for j in range(1, m):
-        lam[j] = lam[0]
+        copy(lam[0], lam[j])
     if job.log_row_mass_at:
         mass = over_queries(job, space, MASS, like)
         spread_out(vector(job.log_row_mass_at, batch * n, like), first, batch, mass)
@@ -296,7 +296,7 @@ def iterate(job, space, tol, still, like):
         fill(flat(column_factors(job, space, 0, like)), like(1))
     steps = numbers(job, space, STEPS, like)[0]
     fill(steps, like(0) if tol >= 0 else like(job.iters))
-    numbers(job, space, TAKEN, like)[0] = numbers(job, space, OMEGA, like)[0]
+    copy(numbers(job, space, OMEGA, like)[0], numbers(job, space, TAKEN, like)[0])
     for t in range(job.iters):
         slot, next_slot = (t, t + 1) if job.backward else (0, 0)
         factor = row_factors(job, space, slot, like)

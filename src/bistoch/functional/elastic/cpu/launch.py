@@ -34,6 +34,8 @@ WORKSPACE_BYTES = 256 << 20
 # bytes of a kernel matrix up to which every thread works on a head of its own; beyond, the heads of
 # two threads would push each other out of the cache, and all threads share one head
 OWN_HEAD_BYTES = 2 << 20
+# pairs of a head up to which one kernel without phases solves it, which compiles within seconds
+SMALL_HEAD = 128 * 128
 # bytes of a block of rows between its product, its exponentials and its first use
 BLOCK_BYTES = 512 << 10
 
@@ -43,9 +45,53 @@ def _forward(problem: Problem, value: Tensor, solution: Solution, history: Histo
         # nothing to compute, only zeros and minus infinities to put into their places
         streaming.forward(problem, value, solution, history)
         return
-    marks = _run(problem, value, solution, history)
-    if marks.any():
-        _solve_cleaned(torch.from_numpy(np.flatnonzero(marks)), problem, value, solution, history)
+    suspicious = _solve(problem, value, solution, history)
+    if suspicious is not None:
+        _solve_cleaned(suspicious, problem, value, solution, history)
+
+
+def _solve(
+    problem: Problem,
+    value: Tensor,
+    solution: Solution,
+    history: History | None,
+    *,
+    look: bool = True,
+) -> Tensor | None:
+    """Small heads by their own kernel, and what it leaves, as all others, by those with phases.
+
+    Returns which heads were left because what they hold needs a look, if there are any.
+    """
+    _, n, m = problem.scores.shape
+    small = n * m <= SMALL_HEAD and problem.balance.omega is not None
+    marks = _run(problem, value, solution, history, look=look, small=small)
+    if not marks.any():
+        return None
+    out_of_range = kernel_module("kernels.nonfinite").OUT_OF_RANGE
+    left, suspicious = (
+        torch.from_numpy(np.flatnonzero(some))
+        for some in (marks == out_of_range, marks > out_of_range)
+    )
+    if len(left):
+        part, values = _part(problem, left), value[left]
+        found = empty(part, values)
+        kept = None if history is None else empty_history(part)
+        # they were looked at already
+        _run(part, values, found, kept, look=False)
+        _put(left, solution, history, found, kept)
+    return suspicious if len(suspicious) else None
+
+
+def _put(
+    some: Tensor,
+    solution: Solution,
+    history: History | None,
+    found: Solution,
+    kept: History | None,
+) -> None:
+    """What was found for some heads of a batch into its place."""
+    for field, own in zip((*solution, *(history or ())), (*found, *(kept or ())), strict=True):
+        field[some] = own
 
 
 def _backward(
@@ -81,11 +127,8 @@ def _solve_cleaned(
     part, values, broken = cleaned(_part(problem, some), value[some], options_too=True)
     found = empty(part, values)
     kept = None if history is None else empty_history(part)
-    _run(part, values, found, kept, look=False)
-    for field, own in zip(solution, shown(found, broken, part.balance.iters), strict=True):
-        field[some] = own
-    for field, own in zip(history or (), kept or (), strict=True):
-        field[some] = own
+    _solve(part, values, found, kept, look=False)
+    _put(some, solution, history, shown(found, broken, part.balance.iters), kept)
 
 
 def _differentiate_cleaned(
@@ -173,12 +216,12 @@ class Layout(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _layout(
-    sizes: tuple[int, ...], backward: bool, threads: int, limits: tuple[int, ...]
+    sizes: tuple[int, ...], backward: bool, small: bool, threads: int, limits: tuple[int, ...]
 ) -> Layout:
     head = kernel_module("elastic.cpu.head")
     batch, n, m, d, e, iters, size = sizes
     workspace_bytes, own_head_bytes, block_bytes = limits
-    shared = batch < threads or n * m * size > own_head_bytes
+    shared = not small and (batch < threads or n * m * size > own_head_bytes)
     workers, slots = (1, threads) if shared else (min(threads, batch), 1)
     slots = max(1, min(slots, -(-n // 8)))
     # products of fewer rows with all keys are slow
@@ -230,6 +273,7 @@ def _form(
     backward: bool,
     exact_error: bool,
     look: bool,
+    small: bool,
     threads: int,
     limits: tuple[int, ...],
 ) -> Form:
@@ -237,27 +281,31 @@ def _form(
     kernels = kernel_module("elastic.cpu.kernels")
     start, number = runtime.team_entry()
     batch, n, m, d, e, iters, _ = sizes
-    layout = _layout(sizes, backward, threads, limits)
-    job = dict.fromkeys(head.FIELDS, 0) | kernels.phases(backward, dtype) | layout._asdict()
+    layout = _layout(sizes, backward, small, threads, limits)
+    if small and layout.stored_rows < n:
+        # only the phases work on parts of a head
+        small, layout = False, _layout(sizes, backward, False, threads, limits)
+    phases = {} if small else kernels.phases(backward, dtype)
+    job = dict.fromkeys(head.FIELDS, 0) | phases | layout._asdict()
     job |= _mask_layout(mask, head) | {
         "start": start, "number": number, "gemm": runtime.gemm_address(dtype),
         "batch": batch, "n": n, "m": m, "d": d, "e": e, "iters": iters,
         "backward": int(backward), "exact_error": int(exact_error), "look": int(look),
     }  # fmt: skip
     counters = len(head.FIELDS)
-    reals, phases = counters + 2, counters + 5
-    unsafe = phases + layout.workers * (head.PHASE_COUNT + layout.slots)
+    reals, records = counters + 2, counters + 5
+    unsafe = records + layout.workers * (head.PHASE_COUNT + layout.slots)
     numbers = np.zeros(unsafe + batch, np.int64)
     numbers[:counters] = [job[name] for name in head.FIELDS]
-    numbers[reals:phases].view(np.float64)[:] = (
-        -1.0 if tol is None else tol, 8 * torch.finfo(dtype).eps, largest_score(dtype),
+    numbers[reals:records].view(np.float64)[:] = (
+        -1.0 if tol is None else tol, 8 * torch.finfo(dtype).eps, largest_score(dtype) / max(d, 1),
     )  # fmt: skip
     place = {name: i for i, name in enumerate(head.FIELDS)}
     inside = {
         place["self_at"]: 0, place["next_head_at"]: counters, place["next_worker_at"]: counters + 1,
-        place["reals_at"]: reals, place["phase_at"]: phases, place["unsafe_at"]: unsafe,
+        place["reals_at"]: reals, place["phase_at"]: records, place["unsafe_at"]: unsafe,
     }  # fmt: skip
-    leader = kernels.leader(backward, dtype)
+    leader = kernels.alone(dtype) if small else kernels.leader(backward, dtype)
     where = place["mask_grad_at"], place["workspace_at"], place["query_at"]
     return Form(layout, leader, numbers, inside, unsafe, *where)
 
@@ -271,6 +319,7 @@ def _run(
     grads: Gradients | None = None,
     *,
     look: bool = True,
+    small: bool = False,
 ) -> np.ndarray:
     """Describe the work as a job of numbers and addresses, and let the kernels do it.
 
@@ -289,7 +338,7 @@ def _run(
     form = _form(
         (batch, n, m, d, e, balance.iters, dtype.itemsize), dtype, balance.tol,
         None if mask is None else (tuple(mask.shape), mask.dtype), grads is not None, exact_error,
-        look, threads, (WORKSPACE_BYTES, OWN_HEAD_BYTES if start else 1 << 60, BLOCK_BYTES),
+        look, small, threads, (WORKSPACE_BYTES, OWN_HEAD_BYTES if start else 1 << 60, BLOCK_BYTES),
     )  # fmt: skip
     workers = form.layout.workers
     workspace = torch.empty(workers * form.layout.workspace_stride, dtype=dtype)
@@ -311,7 +360,8 @@ def _run(
         0 if tensor is None else tensor.data_ptr() for tensor in kept
     ]
     numbers[form.workspace] = workspace.data_ptr()
-    at = numbers.ctypes.data
+    # as numbers.ctypes.data, without an object in between
+    at = numbers.__array_interface__["data"][0]
     for field, place in form.inside.items():
         numbers[field] = at + 8 * place
     mask_grads = None

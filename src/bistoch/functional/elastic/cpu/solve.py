@@ -100,7 +100,7 @@ def solve_head(job, index, space, worker, like):
             continue
         if not given:
             omega = choose_step(job, index, space, omega, apart / least, still / 4, like)
-            least = min(least, apart)
+            least = least if least < apart else apart
         # columns move whether or not K is kept: without it, the next pass builds it around them
         furthest = move_columns(job, index, space, t, omega, like)
         fresh = keep and furthest < SAFE
@@ -259,8 +259,8 @@ def choose_step(job, index, space, omega, grown, rounding, like):
     if not (gained > zero and size > live * noise * noise):
         return one
     longest = one / larger(one - lam, like(SHORTEST))
-    extra = min(larger(omega * gained / size, one), longest) - one
-    return one + min(larger(like(2) - grown, zero), one) * extra
+    extra = -larger(-larger(omega * gained / size, one), -longest) - one
+    return one - larger(-larger(like(2) - grown, zero), -one) * extra
 
 
 @jit
