@@ -247,7 +247,7 @@ def _broken_rows(query, key, value, pairs, sharpness, reach, numbers) -> Bool[Te
 def _reach_rows(broken, sees, reach: Reach, numbers: Sequence[Tensor]) -> Bool[Tensor, "*b n"]:
     """The rows that depend on broken ones, or on numbers that are not finite."""
     for tensor in numbers:
-        broken = broken | ~tensor.isfinite().reshape(len(tensor), -1).all(-1, keepdim=True)
+        broken = broken | ~tensor.isfinite().reshape(tensor.shape[0], -1).all(-1, keepdim=True)
     if reach == "problem":
         broken = broken.any(-1, keepdim=True)
     elif reach == "later":
@@ -281,10 +281,12 @@ def _look_at_tokens(pairs: Pairs, bad_key: Bool[Tensor, "*#b m"], n: int, reach:
 def _look_at_pairs(pairs: Pairs, bad_key: Bool[Tensor, "*#b m"], n: int, reach: Reach) -> _Look:
     """As many rows at a time as there is room for."""
     parts, seen = [], torch.zeros_like(bad_key)
-    step = max(1, PAIRS // bad_key.numel())
+    tiles = [slice(None)]
     # a compiler makes nothing that is not needed
-    whole = torch.compiler.is_compiling()
-    for rows in [slice(None)] if whole else [slice(x, x + step) for x in range(0, n, step)]:
+    if not torch.compiler.is_compiling():
+        step = max(1, PAIRS // bad_key.numel())
+        tiles = [slice(x, x + step) for x in range(0, n, step)]
+    for rows in tiles:
         allowed, wrong = _allowed(pairs, rows, bad_key, n, reach)
         parts.append((allowed.any(-1), (allowed & (wrong | bad_key[..., None, :])).any(-1)))
         seen = seen | allowed.any(-2)
@@ -299,7 +301,7 @@ def _allowed(pairs: Pairs, rows: slice, like: Bool[Tensor, "*#b m"], n: int, rea
     mask = mask if mask.shape[-2] == 1 else mask[..., rows, :]
     mask = mask if pairs.mask_index is None else mask[pairs.mask_index]
     place = torch.arange(n, device=like.device)[rows]
-    mask = mask.expand(*mask.shape[:-2], len(place), m)
+    mask = mask.expand(*mask.shape[:-2], place.shape[0], m)
     if mask.dtype == torch.bool:
         allowed, wrong = mask, torch.zeros_like(mask)
     else:

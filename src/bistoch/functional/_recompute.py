@@ -23,7 +23,7 @@ def checkpointed(numbers: int, step: Callable[..., Any], *inputs: Any) -> Any:
     >>> bool(torch.allclose(x.grad, 2 * torch.e * torch.ones(3)))
     True
     """
-    # a compiler decides by itself what it keeps
-    if numbers <= FEW or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    # a compiler decides by itself what it keeps; and numbers may be open in a program for export
+    if torch.compiler.is_compiling() or numbers <= FEW or not torch.is_grad_enabled():
         return step(*inputs)
     return checkpoint(step, *inputs, use_reentrant=False, preserve_rng_state=False)

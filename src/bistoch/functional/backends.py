@@ -3,14 +3,15 @@
 A new backend is one file, which holds its `BACKEND`, and one row in the table of its operator.
 """
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 
-from bistoch.functional.inputs import check_choice
+from bistoch.functional.inputs import check_choice, refuse_watcher
 
 # found, but not imported: that is left to the first call of a kernel
 HAS_NUMBA = find_spec("numba") is not None
@@ -39,7 +40,12 @@ class Backend(NamedTuple):
 
 
 def choose_backend(
-    operator: str, backend: str, offered: Mapping[str, str], device: torch.device, auto: str
+    operator: str,
+    backend: str,
+    offered: Mapping[str, str],
+    device: torch.device,
+    auto: str,
+    plain: Sequence[str] = ("reference",),
 ) -> Backend:
     """Turn the user's word into a backend, which is imported when it is chosen for the first time.
 
@@ -49,9 +55,11 @@ def choose_backend(
         offered: the module of every backend, by name.
         device: where the tensors are.
         auto: the name that "auto" stands for.
+        plain: backends made of torch's own operations: no others can be used by whoever rewrites
+            a program operation by operation.
     """
     check_choice(operator, "backend", backend, ("auto", *offered))
-    module = offered[auto if backend == "auto" else backend]
+    module = offered[choose_name(operator, backend, auto, plain)]
     _load(module)
     chosen = _LOADED[module]
     if not chosen.runs_on(device):
@@ -60,6 +68,27 @@ def choose_backend(
             f'are on {device}; move them, or choose backend="streaming"'
         )
     return chosen
+
+
+def choose_name(operator: str, backend: str, auto: str, plain: Sequence[str]) -> str:
+    """The name of a backend from the user's word, which is one of those that are offered."""
+    watcher = _watcher()
+    if watcher is None:
+        return auto if backend == "auto" else backend
+    if backend not in ("auto", *plain):
+        refuse_watcher(operator, backend, watcher)
+    return "reference" if backend == "auto" else backend
+
+
+def _watcher() -> str | None:
+    """Who rewrites the operations of this call, if there is anybody."""
+    if torch.compiler.is_compiling():
+        # not imported for that: it is there if it is at work
+        onnx = sys.modules.get("torch.onnx") if torch.compiler.is_exporting() else None
+        return "torch.onnx" if onnx is not None and onnx.is_in_onnx_export() else None
+    if torch._C._are_functorch_transforms_active():
+        return "torch.func"
+    return "torch.jit.trace" if torch.jit.is_tracing() else None
 
 
 def assume_constant_result(function: Callable[..., Any]) -> Callable[..., Any]:

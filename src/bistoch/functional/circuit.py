@@ -42,7 +42,7 @@ def circuit_unitary(
     """
     if qubits < 2 or layers == 0:
         identity = torch.eye(2**qubits, dtype=_complex(angles.dtype), device=angles.device)
-        return identity.expand(len(angles), -1, -1)
+        return identity.expand(angles.shape[0], -1, -1)
     places, blocks = _assemble(angles.unflatten(-1, (-1, ANGLES_PER_BLOCK)), qubits, layers, ansatz)
     # only backward-mode derivatives are known to the operator
     run = _run if forward_ad._current_level >= 0 else _circuit
@@ -113,7 +113,7 @@ def _run(
 ) -> Complex[Tensor, "B states states"]:
     """Let the blocks act one after the other on every state of the qubits."""
     state = torch.eye(2**qubits, dtype=blocks.dtype, device=blocks.device)
-    state = state.repeat(len(blocks), 1, 1)
+    state = state.repeat(blocks.shape[0], 1, 1)
     for gate, place in enumerate(places):
         state = _act(blocks[:, gate], state, place)
     return state
@@ -128,7 +128,7 @@ def _circuit(blocks: Tensor, places: list[int], qubits: int) -> Tensor:
 
 @_circuit.register_fake
 def _(blocks, places, qubits):
-    return blocks.new_empty(len(blocks), 2**qubits, 2**qubits)
+    return blocks.new_empty(blocks.shape[0], 2**qubits, 2**qubits)
 
 
 @torch.library.custom_op("bistoch::circuit_backward", mutates_args=())
@@ -167,4 +167,6 @@ def _act(
 
 
 def _split(state: Complex[Tensor, "B states columns"], place: int) -> Tensor:
-    return state.reshape(len(state), 2**place, 4, state.shape[1] * state.shape[2] >> (place + 2))
+    return state.reshape(
+        state.shape[0], 2**place, 4, state.shape[1] * state.shape[2] >> (place + 2)
+    )

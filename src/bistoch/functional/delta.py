@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bistoch.functional import inputs
+from bistoch.functional._export import export_whole
 from bistoch.functional._masks import forbid_low
 from bistoch.functional._nonfinite import Pairs, clean, show
 from bistoch.functional._operator import check_options, parse_operator
@@ -23,6 +24,7 @@ from bistoch.functional.problem import full_precision
 CHUNK = 128
 
 
+@export_whole
 def delta_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -90,6 +92,7 @@ def delta_attention(
     return output.expand(*batch, n, e).to(query.dtype)
 
 
+@export_whole
 def delta_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],

@@ -4,11 +4,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bistoch.functional import inputs
+from bistoch.functional._export import export_whole
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.monarch import attend, dense
 from bistoch.functional.pose import BalanceOptions, ScoreOptions
 
 
+@export_whole
 def elastic_monarch_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -58,6 +60,7 @@ def elastic_monarch_attention(
     return attend(operator, batch, query, key, value, pairs, balance, updates, block, pad)
 
 
+@export_whole
 def elastic_monarch_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad as pad_axes
 
 from bistoch.functional import inputs
+from bistoch.functional._export import export_whole
 from bistoch.functional._nonfinite import clean_scores, show
 from bistoch.functional._recompute import checkpointed
 from bistoch.functional.elastic.reference import logsumexp
@@ -25,6 +26,7 @@ from bistoch.functional.pose import BalanceOptions, ScoreOptions, flatten, pose,
 from bistoch.functional.problem import Balance, Scores, full_precision, row_softmax
 
 
+@export_whole
 def monarch_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -69,6 +71,7 @@ def monarch_attention(
     return attend(operator, batch, query, key, value, pairs, None, iters, block, pad)
 
 
+@export_whole
 def monarch_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],

@@ -260,10 +260,13 @@ def per_problem(option: Option, batch: torch.Size, like: Tensor) -> Float[Tensor
 
 def _filled(shape: tuple[int, ...], number: float, like: Tensor) -> Tensor:
     """One number everywhere; small ones are made once, unless somebody watches what is made."""
-    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
-    if watched or math.prod(shape) > LARGEST_CONSTANT:
+    if _is_watched() or math.prod(shape) > LARGEST_CONSTANT:
         return like.new_full(shape, number)
     return _constant(shape, number, like.dtype, like.device)
+
+
+def _is_watched() -> bool:
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 @lru_cache(maxsize=256)
@@ -298,7 +301,9 @@ def _log_mass(
     """
     (size, n, m), like = scores.shape, scores.like
     query_mask, key_mask = scores.query_mask, scores.key_mask
-    if mass is None and query_mask is None and key_mask is None:
+    is_plain = mass is None and query_mask is None and key_mask is None
+    # a logarithm of sizes would fix them in a program that is exported for any length
+    if is_plain and not _is_watched():
         return _filled((size, m), math.log(max(n, 1) / max(m, 1)), like)
     if mass is None:
         log_mass = like.new_zeros(size, m)

@@ -182,7 +182,8 @@ def row_softmax(scores: Float[Tensor, "*B r m"]) -> Float[Tensor, "*B r m"]:
 
 def full_precision(device: torch.device) -> AbstractContextManager:
     """Switch autocast off, if it is on: inside, everything is computed in the working dtype."""
-    if torch.is_autocast_enabled(device.type):
+    # tensors without numbers have no precision to lose, and autocast does not know them
+    if device.type != "meta" and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bistoch.functional import inputs
+from bistoch.functional._export import export_whole
 from bistoch.functional.circuit import ANSAETZE, circuit_unitary, count_angles
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.problem import full_precision
@@ -24,6 +25,7 @@ class Circuit(NamedTuple):
     qubits: int | None
 
 
+@export_whole
 def quantum_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -61,6 +63,7 @@ def quantum_attention(
         return (plan @ value.reshape(*batch, *value.shape[1:])).to(query.dtype)
 
 
+@export_whole
 def quantum_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -171,7 +174,7 @@ def _plan(
         if missing or square.real is not None:
             real = square.real
             if real is None:
-                real = plan.new_ones(len(plan), n, dtype=torch.bool)
+                real = plan.new_ones(plan.shape[0], n, dtype=torch.bool)
             plan = stochastic_complement(plan, pad(real, (0, missing)))[:, :n, :n]
         return restore(plan, square, batch), square.value
 
@@ -199,7 +202,7 @@ def _angles(
     If there are more scores than angles, those that come round again are added: none is left out.
     """
     if count == 0:
-        return scores.new_zeros(len(scores), 0)
+        return scores.new_zeros(scores.shape[0], 0)
     length = theta.shape[-1]
     missing = 2**qubits - scores.shape[-1]
     vector = pad(scores, (0, missing, 0, missing)).flatten(1)

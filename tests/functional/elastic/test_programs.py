@@ -139,7 +139,8 @@ def test_opcheck(op, masked):
     options = [torch.full((batch,), x, requires_grad=True) for x in (1.0, 0.5, 1.2)]
     log_mass = torch.zeros(batch, m, requires_grad=True)
     arguments = (
-        query, key, value, mask, index, None, padding, *options, log_mass, 3, None, True
+        query, key, value, mask, index, None, padding, *options, log_mass, None, None, 3, None,
+        True,
     )  # fmt: skip
     torch.library.opcheck(getattr(torch.ops.bistoch, f"elastic_{op}").default, arguments)
     # permuted, but dense

@@ -5,6 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bistoch.functional import inputs
+from bistoch.functional._export import export_whole, is_open
 from bistoch.functional._nonfinite import show
 from bistoch.functional.backends import HAS_NUMBA, assume_constant_result, choose_backend
 from bistoch.functional.causal.pose import Rule, clean_stream, pose_stream, sort_real, unsort
@@ -18,11 +19,14 @@ _MODULES = {
     "cpu": "bistoch.functional.causal.operator",
 }
 BACKENDS = tuple(_MODULES)
+# those made of torch's own operations
+PLAIN = ("reference", "streaming")
 
 # pairs of tokens, over the whole batch, below which nobody should wait for kernels to compile
 SMALL = 1 << 16
 
 
+@export_whole
 def causal_elastic_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -76,6 +80,7 @@ def causal_elastic_attention(
     )
 
 
+@export_whole
 def causal_elastic_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -124,7 +129,9 @@ def _attend(
     inputs.check_square(operator, query, key, "query t and key t belong to the same moment")
     with full_precision(query.device):
         stream = pose_stream(operator, batch, query, key, value, rule, mask, query_mask, key_mask)
-        chosen = choose_backend(operator, backend, _MODULES, query.device, _fastest(stream))
+        chosen = choose_backend(
+            operator, backend, _MODULES, query.device, _fastest(stream), plain=PLAIN
+        )
         stream, broken = clean_stream(stream)
         stream, order = sort_real(stream)
         result = show(unsort(chosen.solve(stream), order), broken)
@@ -135,8 +142,8 @@ def _fastest(stream: Stream) -> str:
     """What "auto" stands for: the kernels, where they can run and there is work enough for them."""
     heads, n = stream.query.shape[:2]
     # a head is one thread's work
-    busy = 2 * heads >= _threads()
-    if stream.query.device.type == "cpu" and HAS_NUMBA and busy and heads * n * n >= SMALL:
+    enough = is_open(heads, n) or (2 * heads >= _threads() and heads * n * n >= SMALL)
+    if stream.query.device.type == "cpu" and HAS_NUMBA and enough:
         return "cpu"
     return "streaming"
 

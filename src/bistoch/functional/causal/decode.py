@@ -9,9 +9,9 @@ from torch import Tensor
 
 from bistoch.functional import inputs
 from bistoch.functional._nonfinite import show
-from bistoch.functional.backends import BackendUnavailableError
+from bistoch.functional.backends import BackendUnavailableError, choose_name
 from bistoch.functional.causal import reference, streaming
-from bistoch.functional.causal.api import BACKENDS
+from bistoch.functional.causal.api import BACKENDS, PLAIN
 from bistoch.functional.causal.pose import Rule, clean_stream, pose_stream
 from bistoch.functional.causal.problem import Account, Piece, Stream, open_account
 from bistoch.functional.inputs import Mask, Option
@@ -110,7 +110,7 @@ def causal_elastic_step(
     stop = length + query.shape[-2]
     inputs.check_cache(operator, key.shape[-2], length, query.shape[-2])
     inputs.check_choice(operator, "backend", backend, ("auto", *BACKENDS))
-    chosen = "streaming" if backend == "auto" else backend
+    chosen = choose_name(operator, backend, "streaming", PLAIN)
     if chosen not in RUN:
         # a few rows at a time leave nothing to gain for kernels
         raise BackendUnavailableError(

@@ -3,13 +3,12 @@
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bistoch.functional.backends import Backend
 from bistoch.functional.causal.cpu import launch as cpu
 from bistoch.functional.causal.cpu.launch import Inputs, Kept
 from bistoch.functional.causal.problem import Stream
-from bistoch.functional.elastic.operator import is_plain, refuse_tangents
+from bistoch.functional.elastic.operator import is_plain, only_once, refuse_second, refuse_tangents
 
 
 def attend(stream: Stream) -> Float[Tensor, "B n e"]:
@@ -103,13 +102,16 @@ def _dense_like(tensor: Tensor) -> Tensor:
 
 def _setup_context(ctx, inputs, output) -> None:
     ctx.save_for_backward(*inputs[:8], *output[1:])
-    ctx.rule = inputs[8:10]
+    ctx.rule, ctx.keep = inputs[8:10], inputs[10]
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _differentiate(ctx, output_grad, *_):
-    mask_too = ctx.needs_input_grad[3]
-    grads = causal_cpu_backward(output_grad, *ctx.saved_tensors, *ctx.rule, mask_too)
+    mask_too, saved = ctx.needs_input_grad[3], ctx.saved_tensors
+    if not ctx.keep:
+        # a program that was exported for inference, and is differentiated all the same
+        saved = (*saved[:8], *causal_cpu(*saved[:8], *ctx.rule, True)[1:])
+    grads = causal_cpu_backward(output_grad, *saved, *ctx.rule, mask_too)
     query, key, value, mask, sharpness, lam = grads
     return (
         query,
@@ -127,6 +129,7 @@ def _differentiate(ctx, output_grad, *_):
 
 
 causal_cpu.register_autograd(_differentiate, setup_context=_setup_context)
+causal_cpu_backward.register_autograd(refuse_second("causal_cpu"))
 
 
 BACKEND = Backend("cpu", "cpu", attend)
@@ -144,7 +147,7 @@ class _Eager(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
+    @only_once("causal_cpu")
     def backward(ctx, output_grad):
         saved = ctx.saved_tensors
         found = cpu.backward(

@@ -1,9 +1,9 @@
 """From the arguments of a call to a stream, with real tokens in front, and back."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from bistoch.functional import inputs
@@ -88,20 +88,23 @@ def sort_real(stream: Stream) -> tuple[Stream, Int[Tensor, "B n"] | None]:
     mask, index = stream.mask, stream.mask_index
     if mask is not None and index is not None:
         size, n = order.shape
-        mask = mask[index].expand(size, n, n)
-        mask = mask.take_along_dim(order[..., None], 1).take_along_dim(order[:, None, :], 2)
+        mask = _rearranged(_rearranged(mask[index].expand(size, n, n), order).mT, order).mT
         index = torch.arange(size, device=order.device)
-    tokens = {
-        name: getattr(stream, name).take_along_dim(order[..., None], 1)
-        for name in ("query", "key", "value")
+    tokens: dict[str, Any] = {
+        name: _rearranged(getattr(stream, name), order) for name in ("query", "key", "value")
     }
-    real = stream.real.take_along_dim(order, 1)
+    real = stream.real.gather(1, order)
     return stream._replace(mask=mask, mask_index=index, real=real, **tokens), order
 
 
 def unsort(rows: Float[Tensor, "B n e"], order: Int[Tensor, "B n"] | None) -> Tensor:
     """Move rows back to where they came from."""
-    return rows if order is None else rows.take_along_dim(order.argsort(-1)[..., None], 1)
+    return rows if order is None else _rearranged(rows, order.argsort(-1))
+
+
+def _rearranged(rows: Shaped[Tensor, "B n e"], order: Int[Tensor, "B n"]) -> Tensor:
+    # not take_along_dim, which fixes the length of a program that is exported
+    return rows.gather(1, order[..., None].expand_as(rows))
 
 
 def _real(
@@ -112,6 +115,6 @@ def _real(
         return key_mask
     earlier = m - query_mask.shape[1]
     if earlier:
-        ones = query_mask.new_ones(len(query_mask), earlier)
+        ones = query_mask.new_ones(query_mask.shape[0], earlier)
         query_mask = torch.cat([ones, query_mask], 1)
     return query_mask if key_mask is None else query_mask & key_mask

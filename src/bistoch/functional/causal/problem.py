@@ -59,7 +59,9 @@ class Piece(NamedTuple):
 def open_account(stream: Stream) -> Account:
     """The account of keys that no row has seen yet."""
     wanted = stream.key.new_full(stream.key.shape[:2], stream.prior)
-    return Account(torch.zeros_like(wanted), wanted.log(), wanted, wanted.new_zeros(len(wanted)))
+    return Account(
+        torch.zeros_like(wanted), wanted.log(), wanted, wanted.new_zeros(wanted.shape[0])
+    )
 
 
 def floor(dtype: torch.dtype) -> float:
@@ -79,6 +81,8 @@ def tie(dtype: torch.dtype) -> float:
 
 def cut(length: int, block: int) -> list[Piece]:
     """The blocks of a sequence that is read from its beginning."""
+    # torch.jit.trace has tensors for sizes
+    length = int(length)
     return [
         Piece(first, min(first + block, length), first + block < length)
         for first in range(0, length, block)
@@ -126,7 +130,7 @@ def fair_share_of(
     rows = 1 / torch.arange(stop - last + first + 1, stop + 1).to(stream.key)
     # a key of the block is seen from its own row on, an earlier one by all of them
     own = rows.flip(0).cumsum(0).flip(0)
-    return torch.cat([own[:1].expand(stop - len(own)), own])[None]
+    return torch.cat([own[:1].expand(stop - own.shape[0]), own])[None]
 
 
 def close_block(stream: Stream, account: Account, piece: Piece) -> Account:

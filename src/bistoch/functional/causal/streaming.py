@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bistoch.functional._export import is_open
 from bistoch.functional._recompute import checkpointed
 from bistoch.functional.backends import Backend
 from bistoch.functional.causal.problem import (
@@ -41,7 +42,7 @@ def run(
     size, m = stream.key.shape[:2]
     largest = max([1, *(piece.last - piece.first for piece in pieces)])
     together = max(1, BUDGET // (largest * max(m, 1)))
-    if together >= size:
+    if is_open(size) or together >= size:
         return _run_together(stream, account, pieces)
     parts = []
     for first in range(0, size, together):
@@ -88,7 +89,7 @@ def _run_pieces(stream: Stream, account: Account, pieces: Sequence[Piece]):
     earlier = stream.key.shape[1] - stream.query.shape[1]
     for piece in pieces:
         stop = earlier + piece.last
-        numbers = len(stream.key) * (piece.last - piece.first) * stop
+        numbers = stream.key.shape[0] * (piece.last - piece.first) * stop
         result, mass, share = checkpointed(numbers, _rows, stream, account.bias, piece, stop)
         account = Account(
             account.bias,

@@ -397,7 +397,7 @@ def _plan_of(problem: Problem, found: Solution, broken: Tensor | None) -> Float[
 
 
 def _warn_if_far(operator: str, balance: Balance, error: Tensor) -> None:
-    if balance.tol is None or torch.compiler.is_compiling() or not len(error):
+    if balance.tol is None or torch.compiler.is_compiling() or not len(error) or error.is_meta:
         return
     worst = error.max().item()
     if worst > balance.tol:

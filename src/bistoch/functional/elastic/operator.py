@@ -5,13 +5,13 @@ two functions that fill tensors.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.autograd.function import once_differentiable
 
 from bistoch.functional.problem import (
     Balance,
@@ -199,17 +199,25 @@ def register(
     def setup_context(ctx, inputs, output) -> None:
         results = iter(output)
         solution = _take(Solution, results)
-        ctx.save_for_backward(*_take(Inputs, iter(inputs)), *output)
+        arguments = iter(inputs)
+        ctx.save_for_backward(*_take(Inputs, arguments), *output)
+        ctx.steps = tuple(arguments)
         ctx.mark_non_differentiable(solution.error, solution.iterations, *results)
 
     def differentiate(ctx, *arriving):
         needed = _take(Inputs, iter(ctx.needs_input_grad))
         upstream = _take(Upstream, iter(arriving))
-        grads = backward_op(*upstream, *ctx.saved_tensors, needed.mask or needed.given)
+        saved, (iters, tol, keep_history) = ctx.saved_tensors, ctx.steps
+        if not keep_history:
+            # a program that was exported for inference, and is differentiated all the same
+            inputs = _take(Inputs, iter(saved))
+            saved = (*inputs, *forward_op(*inputs, iters, tol, True))
+        grads = backward_op(*upstream, *saved, needed.mask or needed.given)
         # neither iters, tol nor keep_history has one
         return *_by_input(Gradients._make(grads), needed), None, None, None
 
     forward_op.register_autograd(differentiate, setup_context=setup_context)
+    backward_op.register_autograd(refuse_second(name))
 
     class Eager(torch.autograd.Function):
         @staticmethod
@@ -225,7 +233,7 @@ def register(
             return (*solution, *history)
 
         @staticmethod
-        @once_differentiable
+        @only_once(name)
         def backward(ctx, *arriving):
             saved = iter(ctx.saved_tensors)
             inputs, solution, history = (_take(kind, saved) for kind in (Inputs, Solution, History))
@@ -261,6 +269,40 @@ def is_plain(inputs: Iterable[Tensor]) -> bool:
         or torch._C._len_torch_dispatch_stack()
         or any(type(tensor) not in (Tensor, torch.nn.Parameter) for tensor in inputs)
     )
+
+
+def only_once(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """As torch's `once_differentiable`, which forgets that what was saved may have a gradient."""
+
+    def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(backward)
+        def wrapped(ctx, *arriving):
+            with torch.no_grad():
+                grads = backward(ctx, *arriving)
+            if not torch.is_grad_enabled():
+                return grads
+            # gradients that raise the sentence as soon as they are differentiated
+            refuse = torch._C._functions.DelayedError(second_order(name).encode(), len(grads))
+            return refuse(*(g if g is None else g.detach().requires_grad_() for g in grads))
+
+        return wrapped
+
+    return decorate
+
+
+def refuse_second(name: str) -> Callable[..., Any]:
+    """The derivative of a backward that has none."""
+
+    def differentiate(ctx, *_):
+        raise RuntimeError(second_order(name))
+
+    return differentiate
+
+
+def second_order(name: str) -> str:
+    """Why there are no second derivatives, and what to do."""
+    remedy = 'for second ones choose backend="reference"'
+    return f"{name}: this backend has first derivatives only; {remedy}"
 
 
 def refuse_tangents(name: str, inputs: Iterable[Tensor], remedy: str) -> None:

@@ -16,6 +16,7 @@ from bistoch.functional.inputs.options import check_flag as check_flag
 from bistoch.functional.inputs.options import check_generator as check_generator
 from bistoch.functional.inputs.options import check_inner as check_inner
 from bistoch.functional.inputs.options import check_lam as check_lam
+from bistoch.functional.inputs.options import check_literals as check_literals
 from bistoch.functional.inputs.options import check_logit as check_logit
 from bistoch.functional.inputs.options import check_noise as check_noise
 from bistoch.functional.inputs.options import check_omega as check_omega
@@ -29,6 +30,7 @@ from bistoch.functional.inputs.options import check_tau as check_tau
 from bistoch.functional.inputs.options import check_text as check_text
 from bistoch.functional.inputs.options import check_theta as check_theta
 from bistoch.functional.inputs.options import check_tol as check_tol
+from bistoch.functional.inputs.options import refuse_watcher as refuse_watcher
 from bistoch.functional.inputs.padding import PaddingWarning as PaddingWarning
 from bistoch.functional.inputs.padding import warn_half_padding as warn_half_padding
 from bistoch.functional.inputs.states import check_cache as check_cache

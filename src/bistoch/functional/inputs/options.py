@@ -1,7 +1,7 @@
 """Checks of what an operator is set up with: numbers, words, and tensors of one per problem."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -226,6 +226,24 @@ def check_text(operator: str, name: str, value: str, example: str) -> None:
         raise TypeError(
             f"{operator}: {name} must be a text such as {example!r}, but it is {kind(value)}"
         )
+
+
+def check_literals(operator: str, options: Mapping[str, object]) -> None:
+    """Check that options can be written down in a program that is exported for any length."""
+    for name, value in options.items():
+        if not (value is None or isinstance(value, str | int | float)):
+            raise TypeError(
+                f"{operator}: {name} cannot be part of a program that is exported for any length, "
+                f"since it is {kind(value)}; leave it out, or export for one length"
+            )
+
+
+def refuse_watcher(operator: str, backend: str, watcher: str) -> None:
+    """Refuse a backend with operations of its own to whoever knows only those of torch."""
+    raise NotImplementedError(
+        f"{operator}: {watcher} knows only operations of torch, but backend={backend!r} has its "
+        'own; choose backend="reference"'
+    )
 
 
 def check_choice(operator: str, name: str, value: str, choices: Sequence[str]) -> None:

@@ -26,7 +26,10 @@ def warn_half_padding(
     query mask is not inferred: as many queries as keys may be other tokens. Decided from shapes, so
     that no accelerator has to stop; a bias, which may hide nothing, only where it can be read.
     """
-    if query_mask is not None or queries != keys or queries < 2 or torch.compiler.is_compiling():
+    # first, since a comparison of sizes would fix them in a program that is exported
+    if torch.compiler.is_compiling():
+        return
+    if query_mask is not None or queries != keys or queries < 2:
         return
     if key_mask is not None:
         what = "key_mask"

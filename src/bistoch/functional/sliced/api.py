@@ -147,7 +147,7 @@ def _pose(
         places = [query.mT, key.mT]
     else:
         # tokens without features all lie at the same place of one line
-        places = [tokens.new_zeros(len(tokens), 1, tokens.shape[1]) for tokens in (query, key)]
+        places = [tokens.new_zeros(tokens.shape[0], 1, tokens.shape[1]) for tokens in (query, key)]
     # distances do not feel a common shift, but their rounding does
     count = reals[1].sum(-1).clamp_min(1)[:, None, None]
     centre = (key.sum(1, keepdim=True) / count).detach()

@@ -8,11 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bistoch.functional._export import is_open
 from bistoch.functional.backends import assume_constant_result
 from bistoch.functional.elastic import gradient, streaming
 from bistoch.functional.elastic.broken import cleaned, shown
 from bistoch.functional.elastic.cpu import launch
-from bistoch.functional.elastic.operator import Upstream, inputs_of, refuse_tangents, room
+from bistoch.functional.elastic.operator import (
+    Upstream,
+    inputs_of,
+    refuse_second,
+    refuse_tangents,
+    room,
+)
 from bistoch.functional.kernels import kernel_module
 from bistoch.functional.problem import Balance, GivenScores, Problem, dense_scores, part_of
 
@@ -23,7 +30,7 @@ LARGEST = 64 * 64
 def fits(problem: Problem) -> bool:
     """Whether the matrices are small enough, and so few iterations that the workspace holds all."""
     (_, n, m), size = problem.scores.shape, problem.scores.like.element_size()
-    if n * m > LARGEST:
+    if is_open(n, m) or n * m > LARGEST:
         return False
     return _workspace(n, m, problem.balance.iters, size) <= launch.WORKSPACE_BYTES
 
@@ -148,6 +155,7 @@ def _differentiate(ctx, plan_grad, _):
 
 
 balance_lanes.register_autograd(_differentiate, setup_context=_setup_context)
+balance_lanes_backward.register_autograd(refuse_second("balance_lanes"))
 
 
 def _run(scores: Tensor, balance: Balance, tensors: dict[str, Tensor], *, backward: bool) -> Tensor:
