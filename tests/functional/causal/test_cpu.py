@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import bistoch
+from bistoch.functional.backends import choose_backend
 from bistoch.functional.causal import operator
-from bistoch.functional.causal.api import _fastest
+from bistoch.functional.causal.api import _MODULES, _fastest
 from bistoch.functional.causal.cpu import job as cpu_job
 from bistoch.functional.causal.cpu import launch as cpu
 from bistoch.functional.causal.pose import Rule, pose_stream
@@ -233,9 +234,8 @@ def pose(n, batch, device="cpu"):
 
 
 def test_tensors_elsewhere_are_refused():
-    q, k, v = (x.to("meta") for x in tokens(9, (2,)))
     with pytest.raises(bistoch.BackendUnavailableError, match=r"on meta.*streaming"):
-        bistoch.causal_elastic_attention(q, k, v, backend="cpu")
+        choose_backend("causal_elastic_attention", "cpu", _MODULES, torch.device("meta"), "cpu")
 
 
 def test_auto_takes_the_kernels_where_they_pay(monkeypatch):
