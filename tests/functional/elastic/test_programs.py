@@ -138,14 +138,14 @@ def test_opcheck(op, masked):
     padding = torch.ones(batch, m, dtype=torch.bool) if masked else None
     options = [torch.full((batch,), x, requires_grad=True) for x in (1.0, 0.5, 1.2)]
     log_mass = torch.zeros(batch, m, requires_grad=True)
-    arguments = (
-        query, key, value, mask, index, None, padding, *options, log_mass, None, None, 3, None,
-        True,
-    )  # fmt: skip
+    row_mass = torch.zeros(batch, n, requires_grad=True) if masked else None
+    start = torch.zeros(batch, m, requires_grad=True) if masked else None
+    rest = (mask, index, None, padding, *options, log_mass, row_mass, start, 3, None, True)
+    arguments = (query, key, None, value, *rest)
     torch.library.opcheck(getattr(torch.ops.bistoch, f"elastic_{op}").default, arguments)
     # permuted, but dense
     query, key, value = (
         t.detach().mT.contiguous().mT.requires_grad_() for t in (query, key, value)
     )
-    arguments = (query, key, value, *arguments[3:])
+    arguments = (query, key, None, value, *rest)
     torch.library.opcheck(getattr(torch.ops.bistoch, f"elastic_{op}").default, arguments)

@@ -1,5 +1,7 @@
 """Causal balance: keys are balanced against what earlier rows gave them, block by block."""
 
+# a program that was exported names its operator, which must be known when it is loaded
+from bistoch.functional.causal import operator as _operator  # noqa: F401
 from bistoch.functional.causal.api import BACKENDS as BACKENDS
 from bistoch.functional.causal.api import causal_elastic_attention as causal_elastic_attention
 from bistoch.functional.causal.api import causal_elastic_plan as causal_elastic_plan
