@@ -8,9 +8,8 @@ from torch import Tensor
 
 from bistoch.functional import inputs
 from bistoch.functional._masks import read_bias
-from bistoch.functional._nonfinite import show
 from bistoch.functional.backends import HAS_NUMBA, Backend, choose_backend
-from bistoch.functional.elastic.broken import cleaned, shown
+from bistoch.functional.elastic.broken import cleaned, prepared, shown, shown_plan
 from bistoch.functional.elastic.scores import pose_given
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import (
@@ -25,10 +24,8 @@ from bistoch.functional.problem import (
     Problem,
     Scores,
     Solution,
-    dense_scores,
     full_precision,
     no_values,
-    row_softmax,
     with_row_mass,
 )
 
@@ -321,20 +318,15 @@ def balance_scores(
         with full_precision(scores.device):
             clean, _, broken = cleaned(problem, None)
             solution = chosen.solve(clean, no_values(problem.scores))
-            plan, error = _plan_of(clean, solution, broken), solution.error
+            plan, error = shown_plan(clean, solution, broken), solution.error
     _warn_if_far(operator, problem.balance, error)
     return plan.reshape(scores.shape).to(scores.dtype)
 
 
 def attend(
-    operator: str,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pairs: ScoreOptions,
-    balance: BalanceOptions,
-    backend: str,
-) -> Tensor:
+    operator: str, query: Tensor, key: Tensor, value: Tensor,
+    pairs: ScoreOptions, balance: BalanceOptions, backend: str,
+) -> Tensor:  # fmt: skip
     """Check, pose, solve: the result of a member of the family that calls itself `operator`."""
     batch = inputs.check_tokens(operator, query, key, value)
     problem = pose(operator, batch, query, key, pairs, balance)
@@ -342,19 +334,15 @@ def attend(
     chosen = _choose(operator, problem.scores, backend)
     # as in `solve`, which would be one more frame above every kernel
     with full_precision(query.device):
-        clean, values, broken = _prepare(chosen, problem, values)
+        clean, values, broken = prepared(chosen, problem, values)
         found = _finish(operator, problem.balance, chosen.solve(clean, values), broken)
     return found.output.reshape(*batch, *found.output.shape[1:]).to(query.dtype)
 
 
 def make_plan(
-    operator: str,
-    query: Tensor,
-    key: Tensor,
-    pairs: ScoreOptions,
-    balance: BalanceOptions,
-    backend: str,
-) -> Tensor:
+    operator: str, query: Tensor, key: Tensor,
+    pairs: ScoreOptions, balance: BalanceOptions, backend: str,
+) -> Tensor:  # fmt: skip
     """The plan of a member of the family that calls itself `operator`."""
     batch = inputs.check_tokens(operator, query, key)
     problem = pose(operator, batch, query, key, pairs, balance)
@@ -362,7 +350,7 @@ def make_plan(
     with full_precision(query.device):
         clean, _, broken = cleaned(problem, None)
         found = chosen.solve(clean, no_values(problem.scores))
-        plan = _plan_of(clean, found, broken)
+        plan = shown_plan(clean, found, broken)
     _warn_if_far(operator, problem.balance, found.error)
     return plan.reshape(*batch, *plan.shape[1:]).to(query.dtype)
 
@@ -371,7 +359,7 @@ def solve(operator: str, problem: Problem, value: Tensor, backend: str) -> Solut
     """Hand a problem to its backend; say so if a wanted tolerance was not reached."""
     chosen = _choose(operator, problem.scores, backend)
     with full_precision(value.device):
-        clean, value, broken = _prepare(chosen, problem, value)
+        clean, value, broken = prepared(chosen, problem, value)
         return _finish(operator, problem.balance, chosen.solve(clean, value), broken)
 
 
@@ -379,21 +367,10 @@ def _choose(operator: str, scores: Scores | GivenScores, backend: str) -> Backen
     return choose_backend(operator, backend, _MODULES, scores.like.device, _fastest(scores))
 
 
-def _prepare(chosen: Backend, problem: Problem, value: Tensor):
-    return (problem, value, None) if chosen.looks else cleaned(problem, value)
-
-
 def _finish(operator: str, balance: Balance, found: Solution, broken: Tensor | None) -> Solution:
     found = shown(found, broken, balance.iters)
     _warn_if_far(operator, balance, found.error)
     return with_row_mass(found, balance)
-
-
-def _plan_of(problem: Problem, found: Solution, broken: Tensor | None) -> Float[Tensor, "B n m"]:
-    plan = row_softmax(dense_scores(problem.scores) + found.column[:, None, :])
-    if problem.balance.log_row_mass is not None:
-        plan = plan * problem.balance.log_row_mass.exp()[..., None]
-    return show(plan, broken)
 
 
 def _warn_if_far(operator: str, balance: Balance, error: Tensor) -> None:

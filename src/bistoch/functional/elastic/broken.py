@@ -7,11 +7,12 @@ after it.
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bistoch.functional._nonfinite import Reach, clean_scores, show
-from bistoch.functional.problem import Problem, Solution
+from bistoch.functional.backends import Backend
+from bistoch.functional.problem import Problem, Solution, dense_scores, row_softmax
 
 
 def cleaned(
@@ -27,6 +28,11 @@ def cleaned(
         scores, value, reach, options=balance.tensors(), options_too=options_too
     )
     return Problem(scores, balance), value, broken
+
+
+def prepared(chosen: Backend, problem: Problem, value: Tensor) -> tuple[Problem, Any, Any]:
+    """As `cleaned`, but for a backend that finds what is not finite by itself."""
+    return (problem, value, None) if chosen.looks else cleaned(problem, value)
 
 
 def shown(found: Solution, broken: Bool[Tensor, "B n"] | None, iters: int) -> Solution:
@@ -47,3 +53,13 @@ def shown(found: Solution, broken: Bool[Tensor, "B n"] | None, iters: int) -> So
         column=column,
         error=torch.where(anywhere, torch.nan, found.error),
     )
+
+
+def shown_plan(
+    problem: Problem, found: Solution, broken: Bool[Tensor, "B n"] | None
+) -> Float[Tensor, "B n m"]:
+    """The plan of a solution as a matrix, NaN where it depends on what was taken out."""
+    plan = row_softmax(dense_scores(problem.scores) + found.column[:, None, :])
+    if problem.balance.log_row_mass is not None:
+        plan = plan * problem.balance.log_row_mass.exp()[..., None]
+    return show(plan, broken)
