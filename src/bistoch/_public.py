@@ -57,3 +57,8 @@ from bistoch.functional import sparsemax_plan as sparsemax_plan
 from bistoch.functional import wasserstein_attention as wasserstein_attention
 from bistoch.functional import wasserstein_moments as wasserstein_moments
 from bistoch.functional import wasserstein_plan as wasserstein_plan
+from bistoch.functional.elastic import balance_potentials as balance_potentials
+from bistoch.functional.elastic import log_balance as log_balance
+from bistoch.functional.matching import Match as Match
+from bistoch.functional.matching import hard_balance as hard_balance
+from bistoch.functional.matching import match as match

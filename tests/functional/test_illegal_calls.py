@@ -35,9 +35,14 @@ FUNCTIONS = {
     for function in (
         *(part for row in bistoch.OPERATORS.values() for part in (row.attention, row.plan)),
         bistoch.elastic_potentials, bistoch.balance, bistoch.gumbel_balance,
+        bistoch.balance_potentials, bistoch.log_balance, bistoch.match, bistoch.hard_balance,
         bistoch.causal_elastic_step, bistoch.wasserstein_moments,
     )
 }  # fmt: skip
+
+
+# arguments with a default that are needed all the same
+NEEDED = {"match": {"row_price": 0.0}}
 
 
 def legal(name):
@@ -51,7 +56,8 @@ def legal(name):
         "scores": torch.randn(*BATCH, N, N, generator=generator),
     }
     parameters = inspect.signature(FUNCTIONS[name]).parameters.values()
-    return {p.name: tokens[p.name] for p in parameters if p.default is p.empty}
+    brought = {p.name: tokens[p.name] for p in parameters if p.default is p.empty}
+    return brought | NEEDED.get(name, {})
 
 
 STATE = {
@@ -61,6 +67,24 @@ STATE = {
     "tuple of five": (1, 2, 3, 4, 5),
     "other batch": bistoch.causal_elastic_step(*torch.randn(3, 5, 2, D).unbind())[1],
     "too long": bistoch.causal_elastic_step(*torch.randn(3, *BATCH, N, D).unbind())[1],
+}
+
+PRICE = {k: v for k, v in option().items() if k not in {"nan tensor", "elsewhere"}} | {
+    "nan tensor": torch.full((N,), torch.nan),
+    "infinite tensor": torch.full((N,), torch.inf),
+    "elsewhere": torch.ones(N, device="meta"),
+}
+CAPACITY = {
+    "text": "3",
+    "boolean": True,
+    "fraction": 2.5,
+    "list": [3],
+    "negative": -1,
+    "negative tensor": -torch.ones(N, dtype=torch.int64),
+    "floats": torch.ones(N),
+    "booleans": torch.ones(N, dtype=torch.bool),
+    "other shape": torch.ones(13, dtype=torch.int64),
+    "elsewhere": torch.ones(N, dtype=torch.int64, device="meta"),
 }
 
 # what is wrong only beside other tensors
@@ -101,7 +125,16 @@ WRONG = {
     "mask": MASK,
     "query_mask": boolean(N),
     "key_mask": boolean(N),
+    "bin_score": option(),
+    "row_price": PRICE,
+    "column_price": PRICE,
+    "row_capacity": CAPACITY,
+    "column_capacity": CAPACITY,
+    "threshold": number(-0.1, 1.1) | NOTHING,
+    "end": CHOICE,
     "column_mass": MASS,
+    "row_mass": {k: v for k, v in MASS.items() if k != "zero"},
+    "start": floating(N) | {"other shape": torch.ones(13), "nan": torch.full((N,), torch.nan)},
     "pivot_mass": MASS,
     "pivots": floating(16, D) | {"features": torch.ones(16, D + 1), "one axis": torch.ones(D),
                                  "none": torch.ones(0, D), "other batch": torch.ones(13, 16, D)},

@@ -54,6 +54,10 @@ CONSTRUCTORS = {
         "dim": COUNT | {"not divisible": DIM + 1}, "heads": COUNT, "operator": OPERATOR,
         "mlp": count(-1) | NOTHING, "norm": CHOICE, "dropout": SHARE,
     }),
+    nn.Matcher: ({}, {
+        "bin_score": number() | NOTHING, "eps": number(0.0, -1.0) | NOTHING, "learn_eps": FLAG,
+        "iters": count(0, -1) | NOTHING, "end": CHOICE, "threshold": SHARE,
+    }),
     nn.OrthoTrans: ({"length": 8}, {"length": COUNT}),
     nn.Elastic: ({}, {"learn": CHOICE}),
     nn.CausalElastic: ({}, {"learn": CHOICE}),

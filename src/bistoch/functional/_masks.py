@@ -26,7 +26,7 @@ class Bias(NamedTuple):
 def read_bias(
     mask: Float[Tensor, "*M #n #m"],
     dtype: torch.dtype,
-    reach: Float[Tensor, "*#M #n 1"] | None = None,
+    reach: Float[Tensor, "*R #n 1"] | None = None,
 ) -> Bias:
     """Tell what a float mask forbids from what it only makes less likely.
 

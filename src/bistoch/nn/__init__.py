@@ -8,6 +8,7 @@ from bistoch.nn.circuits import Quantum as Quantum
 from bistoch.nn.gaussian import GaussianAttention as GaussianAttention
 from bistoch.nn.learned import Mixing as Mixing
 from bistoch.nn.learned import Sink as Sink
+from bistoch.nn.matcher import Matcher as Matcher
 from bistoch.nn.multihead import MultiheadAttention as MultiheadAttention
 from bistoch.nn.operators import Elastic as Elastic
 from bistoch.nn.operators import Hard as Hard

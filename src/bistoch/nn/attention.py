@@ -1,5 +1,8 @@
 """Multi-head attention around any operator: project, split into heads, attend, merge, project."""
 
+from typing import Any
+
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -75,6 +78,9 @@ class Attention(nn.Module):
         mask: Mask | None = None,
         query_mask: Bool[Tensor, "..."] | None = None,
         key_mask: Bool[Tensor, "..."] | None = None,
+        column_mass: Float[Tensor, "..."] | None = None,
+        row_mass: Float[Tensor, "..."] | None = None,
+        generator: torch.Generator | None = None,
     ) -> Float[Tensor, "... n dim"]:
         """Attend from the queries to the keys, or within one sequence if there are no keys.
 
@@ -89,6 +95,9 @@ class Attention(nn.Module):
                 token is real. A padded query puts no mass on any key; its result is the bias of the
                 output projection. In self-attention both speak of the same tokens, so one given
                 alone stands for both.
+            column_mass, row_mass: (batch, m) and (batch, n), the same for all heads; what the
+                operator makes of them is its own affair, and it refuses what it does not take.
+            generator: for an operator that draws random numbers.
         """
         same = key is None or key is query
         key = query if key is None else key
@@ -96,7 +105,9 @@ class Attention(nn.Module):
         q, k, v = self._queries(query), self._keys(key), self._split("value", value, self.value)
         inputs.check_tokens("Attention", q, k, v)
         masks = self._masks(q, k, same, mask, query_mask, key_mask)
-        result = self.dropout(self.out(merge_heads(self.operator(q, k, v, **masks))))
+        brought = _for_heads(column_mass, row_mass, generator)
+        heads = self.operator(q, k, v, **masks, **brought)
+        result = self.dropout(self.out(merge_heads(heads)))
         return result if self.batch_first or result.ndim == 2 else result.transpose(0, 1)
 
     def plan(
@@ -107,11 +118,15 @@ class Attention(nn.Module):
         mask: Mask | None = None,
         query_mask: Bool[Tensor, "..."] | None = None,
         key_mask: Bool[Tensor, "..."] | None = None,
+        column_mass: Float[Tensor, "..."] | None = None,
+        row_mass: Float[Tensor, "..."] | None = None,
+        generator: torch.Generator | None = None,
     ) -> Float[Tensor, "... heads queries keys"]:
         """The plan of every head, (batch, heads, n, m); arguments as for `forward`."""
         same = key is None or key is query
         q, k = self._queries(query), self._keys(query if key is None else key)
-        return self.operator.plan(q, k, **self._masks(q, k, same, mask, query_mask, key_mask))
+        masks = self._masks(q, k, same, mask, query_mask, key_mask)
+        return self.operator.plan(q, k, **masks, **_for_heads(column_mass, row_mass, generator))
 
     def _queries(self, tokens: Tensor) -> Float[Tensor, "... heads n size"]:
         return self._split("query", tokens, self.query)
@@ -135,7 +150,7 @@ class Attention(nn.Module):
         mask: Tensor | None,
         query_mask: Tensor | None,
         key_mask: Tensor | None,
-    ) -> dict[str, Tensor | None]:
+    ) -> dict[str, Any]:
         """Check the masks of a layer and give them an axis for the heads."""
         batch = inputs.check_tokens("Attention", query, key)[:-1]
         if isinstance(mask, Tensor) and mask.ndim == 3 and len(batch) == 1:
@@ -157,3 +172,15 @@ class Attention(nn.Module):
             query_mask = key_mask if query_mask is None else query_mask
             key_mask = query_mask if key_mask is None else key_mask
         return {"mask": mask, "query_mask": query_mask, "key_mask": key_mask}
+
+
+def _for_heads(
+    column_mass: Tensor | None, row_mass: Tensor | None, generator: torch.Generator | None
+) -> dict[str, Any]:
+    """What a call brings beside tokens and masks, with an axis for the heads."""
+    given: dict[str, Any] = {}
+    for name, mass in (("column_mass", column_mass), ("row_mass", row_mass)):
+        if mass is not None:
+            inputs.check_floating("Attention", name, mass, axes="(batch, length)", rank=1)
+            given[name] = mass.unsqueeze(-2)
+    return given if generator is None else given | {"generator": generator}

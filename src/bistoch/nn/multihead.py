@@ -1,6 +1,7 @@
 """The contract of torch.nn.MultiheadAttention, word for word, around any operator."""
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -128,7 +129,7 @@ class MultiheadAttention(nn.Module):
         if key_mask is not None and not independent:
             # of other queries nothing is known, but that they were given
             query_mask = key_mask if same_tokens else key_mask.new_ones(q.shape[-2])
-        masks = {"mask": mask, "query_mask": query_mask, "key_mask": key_mask}
+        masks: dict[str, Any] = {"mask": mask, "query_mask": query_mask, "key_mask": key_mask}
         plan = self.operator.plan(q, k, **masks) if need_weights else None
         heads = self.operator(q, k, v, **masks) if plan is None else plan @ v
         result = functional.dropout(self.out_proj(merge_heads(heads)), self.dropout, self.training)

@@ -1,7 +1,9 @@
 """Operators as modules: a row of the OPERATORS table together with its options and parameters."""
 
+import inspect
 from typing import Any, Literal
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -9,6 +11,19 @@ from bistoch.functional import OPERATORS, Operator, check_options, inputs
 from bistoch.functional.inputs import Mask, Option
 from bistoch.nn.heads import check_heads, one_per_head
 from bistoch.nn.unit_interval import clamp_to_unit
+
+# why an operator does not take what a call brings, and what does
+REASONS = {
+    "column_mass": (
+        "since this operator has no column sums to choose; use one that balances columns, for "
+        "example 'elastic'"
+    ),
+    "row_mass": (
+        "since rows of attention sum to one; weigh queries in bistoch.elastic_potentials, or "
+        "rows of scores in bistoch.balance"
+    ),
+    "generator": "since this operator draws no random numbers; leave it out",
+}
 
 
 class OperatorModule(nn.Module):
@@ -63,11 +78,19 @@ class OperatorModule(nn.Module):
         mask: Mask | None = None,
         query_mask: Bool[Tensor, "..."] | None = None,
         key_mask: Bool[Tensor, "..."] | None = None,
+        column_mass: Float[Tensor, "..."] | None = None,
+        row_mass: Float[Tensor, "..."] | None = None,
+        generator: torch.Generator | None = None,
     ) -> Float[Tensor, "*b n e"]:
-        """Attend; the arguments are those of `bistoch.elastic_attention`."""
+        """Attend; the arguments are those of `bistoch.elastic_attention`.
+
+        Masses and a generator reach operators that take them; others refuse them.
+        """
+        brought = self._brought(column_mass, row_mass, generator)
         return self.row.attention(
-            query, key, value, mask=mask, query_mask=query_mask, key_mask=key_mask, **self.options()
-        )
+            query, key, value, mask=mask, query_mask=query_mask, key_mask=key_mask,
+            **self.options(), **brought,
+        )  # fmt: skip
 
     def plan(
         self,
@@ -77,11 +100,32 @@ class OperatorModule(nn.Module):
         mask: Mask | None = None,
         query_mask: Bool[Tensor, "..."] | None = None,
         key_mask: Bool[Tensor, "..."] | None = None,
+        column_mass: Float[Tensor, "..."] | None = None,
+        row_mass: Float[Tensor, "..."] | None = None,
+        generator: torch.Generator | None = None,
     ) -> Float[Tensor, "*b n m"]:
         """The plan with which `forward` weighs the values."""
+        brought = self._brought(column_mass, row_mass, generator)
         return self.row.plan(
-            query, key, mask=mask, query_mask=query_mask, key_mask=key_mask, **self.options()
-        )
+            query, key, mask=mask, query_mask=query_mask, key_mask=key_mask,
+            **self.options(), **brought,
+        )  # fmt: skip
+
+    def _brought(
+        self,
+        column_mass: Tensor | None,
+        row_mass: Tensor | None,
+        generator: torch.Generator | None,
+    ) -> dict[str, Any]:
+        """What a call brings beside tokens and masks, if the operator takes it."""
+        given = {"column_mass": column_mass, "row_mass": row_mass, "generator": generator}
+        given = {name: value for name, value in given.items() if value is not None}
+        if given:
+            taken = inspect.signature(self.row.attention).parameters
+            for name in given:
+                if name not in taken:
+                    raise TypeError(f"{self.row.name}: {name} must be None, {REASONS[name]}")
+        return given
 
     def extra_repr(self) -> str:
         """The options as they are written in the text."""

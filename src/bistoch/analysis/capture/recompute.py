@@ -60,6 +60,8 @@ def operator_plan(module: Any, call: dict[str, Any], keep: Keep) -> Found:
     """The plan of an operator of bistoch, and its values."""
     axes = call["query"].ndim
     masks = {name: call.get(name) for name in ("mask", "query_mask", "key_mask")}
+    # own modules need not know of masses
+    masks |= {name: call[name] for name in ("column_mass", "row_mass") if name in call}
     options = module.options().values() if hasattr(module, "options") else ()
     shared = all(not isinstance(x, Tensor) or x.ndim < axes - 2 for x in options)
     tokens = {name: call[name] for name in ("query", "key", "value")}

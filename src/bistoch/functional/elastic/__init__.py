@@ -10,6 +10,8 @@ from bistoch.functional.elastic.api import elastic_plan as elastic_plan
 from bistoch.functional.elastic.api import elastic_potentials as elastic_potentials
 from bistoch.functional.elastic.api import sinkhorn_attention as sinkhorn_attention
 from bistoch.functional.elastic.api import sinkhorn_plan as sinkhorn_plan
+from bistoch.functional.elastic.logs import balance_potentials as balance_potentials
+from bistoch.functional.elastic.logs import log_balance as log_balance
 
 # a program that was exported names the operators of these, which must be known when it is loaded
 from bistoch.functional.elastic.cpu import backend as _cpu  # noqa: F401

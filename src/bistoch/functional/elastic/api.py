@@ -193,17 +193,25 @@ def elastic_potentials(
     balance = BalanceOptions(lam, omega, iters, tol, column_mass, row_mass, start)
     batch = inputs.check_tokens(operator, query, key)
     problem = pose(operator, batch, query, key, pairs, balance)
+    return find_potentials(operator, problem, batch, mask, backend)
+
+
+def find_potentials(
+    operator: str, problem: Problem, batch: torch.Size, mask: Mask | None, backend: str
+) -> Potentials:
+    """Solve a problem that was posed with this mask, and give its potentials their axes back."""
     found = solve(operator, problem, no_values(problem.scores), backend)
-    row = found.row.reshape(*batch, query.shape[-2])
+    row = found.row.reshape(*batch, found.row.shape[-1])
     if mask is not None and mask.dtype != torch.bool:
         # the problem was posed without what all biases of a row have in common, if that is much
         row = row - read_bias(mask, row.dtype).level.squeeze(-1)
+    tol = CONVERGED if problem.balance.tol is None else problem.balance.tol
     return Potentials(
         row=row,
-        column=found.column.reshape(*batch, key.shape[-2]),
+        column=found.column.reshape(*batch, found.column.shape[-1]),
         iterations=found.iterations.reshape(batch),
         error=found.error.reshape(batch),
-        converged=(found.error <= (CONVERGED if tol is None else tol)).reshape(batch),
+        converged=(found.error <= tol).reshape(batch),
     )
 
 

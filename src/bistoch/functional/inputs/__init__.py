@@ -6,6 +6,9 @@ the remedy.
 
 from bistoch.functional.inputs.kinds import Mask as Mask
 from bistoch.functional.inputs.kinds import Option as Option
+from bistoch.functional.inputs.matching import check_capacity as check_capacity
+from bistoch.functional.inputs.matching import check_price as check_price
+from bistoch.functional.inputs.matching import check_slack as check_slack
 from bistoch.functional.inputs.options import check_blur as check_blur
 from bistoch.functional.inputs.options import check_choice as check_choice
 from bistoch.functional.inputs.options import check_circuit as check_circuit

@@ -20,6 +20,17 @@ from bistoch.functional.inputs.tensors import (
 if TYPE_CHECKING:
     from bistoch.functional._operator import Operator
 
+# why there is one for each problem, and not for each token
+ONE_EPS = (
+    "insert axes of size one where it is shared; for a temperature of each query or key divide the "
+    "queries or keys by it, or the scores of balance: only their product with the scale is seen"
+)
+ONE_LAM = (
+    "insert axes of size one where it is shared; rows are always exact, so they have no lam, and "
+    "all columns of a problem share one: kernels keep it as one number. To pull some columns less, "
+    "choose their column_mass, or free them with a price in match"
+)
+
 # what machines count with
 MOST = 2**63 - 1
 
@@ -49,7 +60,7 @@ def check_lam(
 ) -> None:
     """Check the elasticity."""
     wanted = "in [0, 1]: 0 is softmax, 1 doubly stochastic"
-    _check_option(operator, "lam", lam, batch, device, wanted, _unit)
+    _check_option(operator, "lam", lam, batch, device, wanted, _unit, remedy=ONE_LAM)
 
 
 def check_omega(
@@ -65,7 +76,7 @@ def check_eps(
 ) -> None:
     """Check the temperature."""
     wanted = "positive and finite; for eps -> 0 use hard_plan"
-    _check_option(operator, "eps", eps, batch, device, wanted, _positive)
+    _check_option(operator, "eps", eps, batch, device, wanted, _positive, remedy=ONE_EPS)
 
 
 def check_scale(operator: str, scale: float | None) -> None:
@@ -257,10 +268,10 @@ def check_choice(operator: str, name: str, value: str, choices: Sequence[str]) -
     raise TypeError(f"{sentence} {kind(value)}")
 
 
-def _check_option(operator, name, value, batch, device, wanted, holds) -> None:
+def _check_option(operator, name, value, batch, device, wanted, holds, remedy=None) -> None:
     if isinstance(value, Tensor):
         check_floating(operator, name, value, axes="broadcastable to *b", rank=0)
-        check_broadcast(operator, name, value, batch, "the leading axes *b =")
+        check_broadcast(operator, name, value, batch, "the leading axes *b =", remedy)
         # torch, too, lets a single number of the CPU meet tensors elsewhere
         if device is not None and (value.ndim or value.device.type != "cpu"):
             check_device(operator, name, value, device)

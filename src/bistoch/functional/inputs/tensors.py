@@ -40,7 +40,12 @@ def check_floating(operator: str, name: str, tensor: Tensor, *, axes: str, rank:
 
 
 def check_broadcast(
-    operator: str, name: str, tensor: Tensor, shape: Sequence[int], meaning: str
+    operator: str,
+    name: str,
+    tensor: Tensor,
+    shape: Sequence[int],
+    meaning: str,
+    remedy: str | None = None,
 ) -> None:
     """Check that a tensor broadcasts to a shape, and does not make it larger."""
     wanted = torch.Size(shape)
@@ -51,7 +56,8 @@ def check_broadcast(
     if not fits:
         raise ValueError(
             f"{operator}: {name} must broadcast to {meaning} {tuple(wanted)}, "
-            f"but its shape is {tuple(tensor.shape)}; insert axes of size one where it is shared"
+            f"but its shape is {tuple(tensor.shape)}; "
+            + (remedy or "insert axes of size one where it is shared")
         )
 
 

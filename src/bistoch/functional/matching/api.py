@@ -1,0 +1,181 @@
+"""Soft matching with slack, in either of its published forms."""
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from bistoch.functional import inputs
+from bistoch.functional.elastic.api import BACKENDS
+from bistoch.functional.elastic.scores import over_eps, with_mask
+from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.matching import bins, slack
+from bistoch.functional.matching.problem import Sides
+from bistoch.functional.problem import full_precision
+
+
+class Match(NamedTuple):
+    """A soft matching of rows and columns, and what stayed single.
+
+    `plan` has no bins; `rows` and `columns` are the shares of every row and column that stayed
+    single. Each of the three also as a logarithm, for losses: minus infinity for what is forbidden
+    or padding. `pairs` is, for every row, the column with which it is mutually the best, or -1.
+    `error` bounds the relative error of the sums of the side that was not scaled last.
+    """
+
+    plan: Float[Tensor, "*b n m"]
+    rows: Float[Tensor, "*b n"]
+    columns: Float[Tensor, "*b m"]
+    pairs: Int[Tensor, "*b n"]
+    log_plan: Float[Tensor, "*b n m"]
+    log_rows: Float[Tensor, "*b n"]
+    log_columns: Float[Tensor, "*b m"]
+    error: Float[Tensor, "*b"]
+
+
+def match(
+    scores: Float[Tensor, "*b n m"],
+    *,
+    bin_score: Option | None = None,
+    row_price: Option | None = None,
+    column_price: Option | None = None,
+    eps: Option = 1.0,
+    iters: int = 50,
+    tol: float | None = None,
+    mask: Mask | None = None,
+    query_mask: Bool[Tensor, "..."] | None = None,
+    key_mask: Bool[Tensor, "..."] | None = None,
+    threshold: float = 0.0,
+    end: Literal["rows", "columns"] = "rows",
+    backend: str = "auto",
+) -> Match:
+    """Match rows with columns where some have no partner: sums of `plan` are at most one.
+
+        dustbins: [[S, a], [a, a]] balanced to rows (1, ..., 1, m) and columns (1, ..., 1, n)
+        prices:   P = exp(S + f + g),  f_i = -log(e^z_i + sum_j e^(S_ij + g_j)),  g likewise
+        S = scores / eps + bias,   a = bin_score / eps,   z = -row_price / eps
+
+    Args:
+        scores: score matrices; any leading axes.
+        bin_score: the score of staying single in dustbins that take all rows and columns at most;
+            a number, or a tensor that broadcasts to the leading axes.
+        row_price, column_price: what a row or a column pays for staying single: a number, or one
+            for each, broadcastable to (*b, n) and (*b, m). A side without a price may not.
+        eps: temperature, a number or a tensor that broadcasts to the leading axes.
+        iters: iterations, each one row and one column step.
+        tol: stop each problem at this error; a warning says when `iters` did not reach it.
+        mask: boolean (True = may match) or a float bias added to the scores, as in `balance`.
+        query_mask, key_mask: True where a row, a column, is real. Padding changes nothing.
+        threshold: the least mass of a pair in `pairs`.
+        end: "rows" ends on a further row step: rows and their single shares sum to one. "columns"
+            ends on the last column step, as SuperGlue and RPM-Net do.
+        backend: as for `balance`.
+
+    >>> import torch, bistoch
+    >>> scores = torch.tensor([[9.0, 0.0, 0.0], [0.0, 0.0, 9.0]])
+    >>> found = bistoch.match(scores, bin_score=3.0)
+    >>> found.pairs, found.columns.round(decimals=2)
+    (tensor([0, 2]), tensor([0.0700, 1.0000, 0.0700]))
+
+    Reference: Sarlin, DeTone, Malisiewicz, Rabinovich, SuperGlue, CVPR 2020; Yew, Lee, RPM-Net,
+    CVPR 2020.
+    """
+    operator, turned = "match", end == "columns"
+    inputs.check_floating(operator, "scores", scores, axes="(*b, n, m)", rank=2)
+    inputs.check_choice(operator, "end", end, ("rows", "columns"))
+    # without an iteration there is no column step to end on
+    inputs.check_count(operator, "iters", iters, least=int(turned))
+    inputs.check_tol(operator, tol)
+    inputs.check_probability(operator, "threshold", threshold)
+    with full_precision(scores.device):
+        sides = _pose(
+            operator, scores, bin_score, row_price, column_price, eps, mask, query_mask, key_mask
+        )  # fmt: skip
+        solve = slack.solve if sides.bin_score is None else bins.solve
+        inputs.check_choice(operator, "backend", backend, ("auto", *BACKENDS))
+        if turned:
+            # the same from the other side, whose first step is half of an iteration
+            sides, iters = sides.turned(), iters - 1
+        found = solve(operator, sides, iters, tol, backend, start_on_rows=not turned)
+    found = found.turned() if turned else found
+    plan, rows, columns = (x.to(scores.dtype) for x in (found.plan, found.rows, found.columns))
+    return Match(
+        plan=plan.exp(),
+        rows=rows.exp(),
+        columns=columns.exp(),
+        pairs=_mutual_best(found.plan.detach(), threshold),
+        log_plan=plan,
+        log_rows=rows,
+        log_columns=columns,
+        error=found.error,
+    )
+
+
+def _pose(
+    operator: str,
+    scores: Tensor,
+    bin_score: Option | None,
+    row_price: Option | None,
+    column_price: Option | None,
+    eps: Option,
+    mask: Mask | None,
+    query_mask: Tensor | None,
+    key_mask: Tensor | None,
+) -> Sides:
+    """Check what is matched, and bring it to units of the temperature in working precision."""
+    (*batch, n, m), device = scores.shape, scores.device
+    inputs.check_eps(operator, eps, batch, device)
+    inputs.check_slack(operator, bin_score, row_price, column_price)
+    if bin_score is not None:
+        inputs.check_logit(operator, "bin_score", bin_score, batch, device)
+    real = []
+    for name, given, length in (("query_mask", query_mask, n), ("key_mask", key_mask, m)):
+        if given is None:
+            given = torch.ones(length, dtype=torch.bool, device=device)
+        inputs.check_padding(operator, name, given, (*batch, length), device)
+        real.append(given.expand(*batch, length))
+    if mask is not None:
+        inputs.check_mask(operator, mask, scores.shape, device)
+    work = with_mask(over_eps(scores, eps), mask)
+    single = []
+    for name, price, side in (
+        ("row_price", row_price, real[0]),
+        ("column_price", column_price, real[1]),
+    ):
+        if price is not None:
+            inputs.check_price(operator, name, price, side.shape, device)
+            price = _over(-price, eps, work, extra=1).expand(side.shape)
+        else:
+            price = work.new_full(side.shape, -torch.inf)
+        single.append(price.masked_fill(~side, -torch.inf))
+    return Sides(
+        scores=work.masked_fill(~(real[0][..., None] & real[1][..., None, :]), -torch.inf),
+        rows=real[0],
+        columns=real[1],
+        bin_score=None if bin_score is None else _over(bin_score, eps, work).expand(batch),
+        row_slack=single[0],
+        column_slack=single[1],
+    )
+
+
+def _over(value: Option, eps: Option, like: Tensor, *, extra: int = 0) -> Tensor:
+    """A number or tensor in units of the temperature, which has so many axes less."""
+    value = torch.as_tensor(value).to(like)
+    if isinstance(eps, Tensor):
+        return value / eps.to(like)[(..., *(None,) * extra)]
+    return value / eps
+
+
+def _mutual_best(log_plan: Float[Tensor, "*b n m"], threshold: float) -> Int[Tensor, "*b n"]:
+    """For every row the column that it likes best and that likes it best, or -1."""
+    n, m = log_plan.shape[-2:]
+    if n == 0 or m == 0:
+        return log_plan.new_full(log_plan.shape[:-1], -1, dtype=torch.int64)
+    best, column = log_plan.max(-1)
+    likes_back = log_plan.argmax(-2).gather(-1, column)
+    mutual = likes_back == torch.arange(n, device=log_plan.device)
+    # a NaN is above nothing
+    least = math.log(threshold) if threshold else -math.inf
+    return torch.where(mutual & (best > least), column, -1)
