@@ -9,7 +9,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from bistoch.lab.reproduce import causal_lm as causal_study
+from bistoch.lab.reproduce import prototypes as prototype_study
 from bistoch.lab.reproduce import rank_decay as rank_study
+from bistoch.lab.reproduce import router as router_study
 from bistoch.lab.reproduce import sinks
 from bistoch.lab.reproduce import zero_training as zero_study
 from bistoch.lab.reproduce.ablation import COLOURS, LAMS, PARTS
@@ -40,6 +42,27 @@ def causal_lm() -> None:
         "causal_lm_lam": causal_study.lam_table(results),
     }.items():
         put_table("causal_lm.md", name, heads, rows)
+
+
+def prototypes() -> None:
+    """Self-labelling with several codes; from the record of the study."""
+    results = read_record(RECORDS / "prototypes.json")
+    save(prototype_study.figure(results), "prototypes")
+    names = ("prototypes_ten_balanced", "prototypes_ten_tail")
+    names += ("prototypes_thirty_balanced", "prototypes_thirty_tail")
+    for name, table in zip(names, prototype_study.tables(results), strict=True):
+        put_table("prototypes.md", name, *table[:2])
+    asked = prototype_study.checks(results)
+    put_table("prototypes.md", "prototypes_verdicts", ("asked", "measured", "holds"), asked)
+
+
+def router() -> None:
+    """Routers in a language model; from the record of the study."""
+    results = read_record(RECORDS / "router.json")
+    save(router_study.figure(results), "router")
+    put_table("routing.md", "router_loads", *router_study.tables(results)[0][:2])
+    asked = router_study.checks(results)
+    put_table("routing.md", "router_verdicts", ("asked", "measured", "holds"), asked)
 
 
 def rank_decay() -> None:

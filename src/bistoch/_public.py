@@ -38,6 +38,7 @@ from bistoch.functional import normsoftmax_attention as normsoftmax_attention
 from bistoch.functional import normsoftmax_plan as normsoftmax_plan
 from bistoch.functional import orthogonal_attention as orthogonal_attention
 from bistoch.functional import orthogonal_plan as orthogonal_plan
+from bistoch.functional import prototype_codes as prototype_codes
 from bistoch.functional import quantum_attention as quantum_attention
 from bistoch.functional import quantum_plan as quantum_plan
 from bistoch.functional import sigmoid_attention as sigmoid_attention

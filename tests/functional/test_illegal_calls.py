@@ -36,6 +36,7 @@ FUNCTIONS = {
         *(part for row in bistoch.OPERATORS.values() for part in (row.attention, row.plan)),
         bistoch.elastic_potentials, bistoch.balance, bistoch.gumbel_balance,
         bistoch.balance_potentials, bistoch.log_balance, bistoch.match, bistoch.hard_balance,
+        bistoch.prototype_codes,
         bistoch.causal_elastic_step, bistoch.wasserstein_moments,
     )
 }  # fmt: skip

@@ -113,6 +113,7 @@ ILLEGAL: dict[str, tuple[str, ...]] = {
 }
 OTHERS = (
     "balance", "gumbel_balance", "elastic_potentials", "causal_elastic_step", "wasserstein_moments",
+    "prototype_codes",
 )  # fmt: skip
 FUNCTIONS = (*(f"{n}_{part}" for n in bistoch.OPERATORS for part in ("attention", "plan")), *OTHERS)
 

@@ -59,6 +59,12 @@ CONSTRUCTORS = {
         "iters": count(0, -1) | NOTHING, "end": CHOICE, "threshold": SHARE,
     }),
     nn.OrthoTrans: ({"length": 8}, {"length": COUNT}),
+    nn.Router: ({"dim": DIM, "experts": 4}, {
+        "dim": COUNT, "experts": COUNT, "top_k": COUNT | {"too many": 5},
+        "lam": option(-0.1, 1.1) | NOTHING, "eps": option(0.0, -1.0) | NOTHING,
+        "decay": number(-0.1, 1.0) | NOTHING,
+        "iters": count(-1) | NOTHING, "capacity": number(0.0, -1.0),
+    }),
     nn.Elastic: ({}, {"learn": CHOICE}),
     nn.CausalElastic: ({}, {"learn": CHOICE}),
     nn.Sink: ({}, {"learn": CHOICE}),
@@ -231,5 +237,5 @@ def test_a_wrong_argument_of_orthotrans():
 
 def test_every_class_is_in_the_table():
     public = {kind for kind in vars(nn).values() if inspect.isclass(kind)}
-    same = {nn.Hard, nn.Sinkhorn, nn.Softmax, nn.OperatorModule}
+    same = {nn.Hard, nn.Sinkhorn, nn.Softmax, nn.OperatorModule, nn.Routing}
     assert public - same == set(CONSTRUCTORS)

@@ -36,6 +36,7 @@ from bistoch.functional.lowrank import lowrank_attention, lowrank_plan
 from bistoch.functional.mixing import mixing_attention, mixing_plan
 from bistoch.functional.monarch import monarch_attention, monarch_plan
 from bistoch.functional.orthogonal import orthogonal_attention, orthogonal_plan
+from bistoch.functional.prototypes import prototype_codes as prototype_codes
 from bistoch.functional.quantum import quantum_attention, quantum_plan
 from bistoch.functional.rowwise import (
     entmax_attention,

@@ -17,3 +17,5 @@ from bistoch.nn.operators import Sinkhorn as Sinkhorn
 from bistoch.nn.operators import Softmax as Softmax
 from bistoch.nn.orthotrans import OrthoTrans as OrthoTrans
 from bistoch.nn.pivots import LowRank as LowRank
+from bistoch.nn.router import Router as Router
+from bistoch.nn.router import Routing as Routing

@@ -45,11 +45,7 @@ def check_features(layer: str, name: str, tokens: Tensor, features: int) -> None
             f"{layer}: {name} must have 3 axes (batch, length, features), or 2 for one sequence, "
             f"but its shape is {tuple(tokens.shape)}; flatten the leading axes into one"
         )
-    if tokens.shape[-1] != features:
-        raise ValueError(
-            f"{layer}: {name} must have {features} features (its last axis), but its shape is "
-            f"{tuple(tokens.shape)}; build the layer for {tokens.shape[-1]} or project {name} first"
-        )
+    inputs.check_width(layer, name, tokens, features)
 
 
 def project(

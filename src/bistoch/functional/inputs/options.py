@@ -96,6 +96,29 @@ def check_probability(operator: str, name: str, value: float) -> None:
     _check_number(operator, name, value, "a number in [0, 1]", _unit, 0.1)
 
 
+def check_decay(operator: str, decay: float) -> None:
+    """Check how much of an average is kept at every step."""
+    wanted = "a number in [0, 1), what is kept of the average"
+    _check_number(operator, "decay", decay, wanted, lambda x: _unit(x) and x < 1, 0.9)
+
+
+def check_capacity_factor(operator: str, capacity: float | None) -> None:
+    """Check how much more than an even share an expert takes."""
+    if capacity is not None:
+        wanted = "a positive number, in units of an even share, or None to drop nothing"
+        _check_number(operator, "capacity", capacity, wanted, _positive, 1.25)
+
+
+def check_top_k(operator: str, top_k: int, experts: int) -> None:
+    """Check that a token can choose so many experts."""
+    check_count(operator, "top_k", top_k, least=1)
+    if top_k > experts:
+        raise ValueError(
+            f"{operator}: top_k must be at most the number of experts, but top_k={top_k} and "
+            f"experts={experts}; choose fewer of them"
+        )
+
+
 def check_noise(operator: str, noise: float) -> None:
     """Check the size of random noise."""
     _check_number(operator, "noise", noise, "a number, zero or positive", _not_negative, 1.0)

@@ -39,6 +39,15 @@ def check_floating(operator: str, name: str, tensor: Tensor, *, axes: str, rank:
         )
 
 
+def check_width(operator: str, name: str, tensor: Tensor, features: int) -> None:
+    """Check that the last axis has as many features as a layer was made for."""
+    if tensor.shape[-1] != features:
+        raise ValueError(
+            f"{operator}: {name} must have {features} features (its last axis), but its shape is "
+            f"{tuple(tensor.shape)}; build the layer for {tensor.shape[-1]} or project {name} first"
+        )
+
+
 def check_broadcast(
     operator: str,
     name: str,

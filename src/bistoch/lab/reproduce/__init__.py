@@ -5,7 +5,15 @@
 
 from types import MappingProxyType
 
-from bistoch.lab.reproduce import causal_lm, qdsformer, rank_decay, sinks, zero_training
+from bistoch.lab.reproduce import (
+    causal_lm,
+    prototypes,
+    qdsformer,
+    rank_decay,
+    router,
+    sinks,
+    zero_training,
+)
 from bistoch.lab.study import Study
 
 STUDIES = MappingProxyType({
@@ -16,6 +24,8 @@ STUDIES = MappingProxyType({
         zero_training.STUDY,
         qdsformer.STUDY,
         causal_lm.STUDY,
+        prototypes.STUDY,
+        router.STUDY,
     )
 })  # fmt: skip
 

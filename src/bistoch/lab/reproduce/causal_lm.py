@@ -131,7 +131,7 @@ def run(cell: Cell, seed: int, context: Context) -> Result:
 @functools.cache
 def open_text(sizes: Sizes) -> NextCharacter:
     """The text of a run in windows; that of a smoke run is made here."""
-    corpus = _made_words() if sizes.data == SMOKE.data else load(sizes.data)
+    corpus = made_words() if sizes.data == SMOKE.data else load(sizes.data)
     if not isinstance(corpus, Corpus):
         raise ValueError(f"causal-lm: running text is needed, but {sizes.data} is {corpus.kind}")
     return NextCharacter(corpus, length=sizes.tested[0])
@@ -158,7 +158,7 @@ def _operator(sizes: Sizes, line: Line) -> str | nn.Module:
     return BorrowedBias(CONTROLLED, sizes.block, shift=1 if line.bias == "of another" else 0)
 
 
-def _made_words() -> Corpus:
+def made_words() -> Corpus:
     """A text of words that do not exist: enough to see that everything works."""
     random = np.random.default_rng(0)
     syllables = [a + b for a in "bdfglmnprst" for b in "aeiou"]
