@@ -22,9 +22,11 @@ from making.pace_rivals import pace_rivals
 from making.studies import (
     causal_lm,
     encoder_sinks,
+    hubs,
     lookup_sinks,
     prototypes,
     rank_decay,
+    retrieval,
     router,
     zero_training,
 )
@@ -40,6 +42,7 @@ def main() -> None:
         flow_clusters, causal_updates, causal_local, causal_heads, causal_blocks, causal_lm, pace,
         pace_gradient, pace_rivals, lab_fashion, lab_fashion_long, lab_points, lab_text, lab_scores,
         prototypes, router,
+        retrieval, hubs,
     ):  # fmt: skip
         measure()
         print(f"done: {measure.__name__}")

@@ -9,8 +9,10 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from bistoch.lab.reproduce import causal_lm as causal_study
+from bistoch.lab.reproduce import hubs as hubs_study
 from bistoch.lab.reproduce import prototypes as prototype_study
 from bistoch.lab.reproduce import rank_decay as rank_study
+from bistoch.lab.reproduce import retrieval as retrieval_study
 from bistoch.lab.reproduce import router as router_study
 from bistoch.lab.reproduce import sinks
 from bistoch.lab.reproduce import zero_training as zero_study
@@ -63,6 +65,34 @@ def router() -> None:
     put_table("routing.md", "router_loads", *router_study.tables(results)[0][:2])
     asked = router_study.checks(results)
     put_table("routing.md", "router_verdicts", ("asked", "measured", "holds"), asked)
+
+
+def retrieval() -> None:
+    """Search with a bias per document; the study takes ten minutes, so its record is read."""
+    results = read_record(RECORDS / "retrieval.json")
+    save(retrieval_study.figure(results), "retrieval")
+    for name, table in {
+        "retrieval_recall": retrieval_study.recall_table(results),
+        "retrieval_rules": retrieval_study.rule_table(results),
+    }.items():
+        put_table("retrieval.md", name, *table[:2])
+    verdicts = [v for v in retrieval_study.checks(results) if "best simple method" in v.claim]
+    rows = [(v.claim, v.measured.removesuffix(", 1 seed"), v.holds) for v in verdicts]
+    put_table("retrieval.md", "retrieval_verdicts", ("claim", "measured", "holds"), rows)
+
+
+def hubs() -> None:
+    """Planted hub documents, from the record."""
+    results = read_record(RECORDS / "hubs.json")
+    save(hubs_study.figure(results), "hubs")
+    rows = []
+    for source, table in zip(
+        hubs_study.sources_of(results), hubs_study.tables(results), strict=True
+    ):
+        shown = [row for row in table.rows if (row[0], row[1]) in ((0, "0%"), (10, "0%"))]
+        rows += [[source, *map(str, (row[0], *row[2:]))] for row in shown]
+    head = ("search", *(word for word in table.head if word != "seen"))
+    put_table("retrieval.md", "hubs", head, rows)
 
 
 def rank_decay() -> None:

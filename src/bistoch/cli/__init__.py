@@ -16,6 +16,7 @@ from bistoch.cli.flow import flow
 from bistoch.cli.inspect import inspect
 from bistoch.cli.operators import list_operators, show
 from bistoch.cli.reproduce import reproduce
+from bistoch.cli.retrieval import retrieval
 from bistoch.cli.train import evaluate, generate, predict, train
 
 ABOUT = "Attention with controlled column sums, from softmax to doubly stochastic."
@@ -61,3 +62,4 @@ app.add_typer(flow, name="flow")
 app.add_typer(data, name="data")
 app.command()(inspect)
 app.command()(reproduce)
+app.command()(retrieval)

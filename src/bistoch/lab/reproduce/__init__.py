@@ -7,9 +7,11 @@ from types import MappingProxyType
 
 from bistoch.lab.reproduce import (
     causal_lm,
+    hubs,
     prototypes,
     qdsformer,
     rank_decay,
+    retrieval,
     router,
     sinks,
     zero_training,
@@ -24,6 +26,8 @@ STUDIES = MappingProxyType({
         zero_training.STUDY,
         qdsformer.STUDY,
         causal_lm.STUDY,
+        retrieval.STUDY,
+        hubs.STUDY,
         prototypes.STUDY,
         router.STUDY,
     )

@@ -9,3 +9,4 @@ from bistoch.lab.search.methods import balanced_bias as balanced_bias
 from bistoch.lab.search.methods import baseline_bias as baseline_bias
 from bistoch.lab.search.methods import choose_eps as choose_eps
 from bistoch.lab.search.methods import search as search
+from bistoch.lab.search.page import run_search as run_search

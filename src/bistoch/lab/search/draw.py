@@ -46,14 +46,23 @@ def draw_dial(panels: Mapping[str, tuple[Mapping[float, float], Mapping[str, flo
 
 
 def draw_lists(counts: tuple[np.ndarray, np.ndarray], even: int) -> Any:
+    """In how many lists right halves are, sorted, before and after."""
+    return draw_counts(counts, ("cosine", "balance lam 0.9"), even, "right halves, sorted")
+
+
+def draw_counts(
+    counts: tuple[np.ndarray, np.ndarray],
+    labels: tuple[str, str] = ("before", "after"),
+    even: float | None = None,
+    what: str = "documents, sorted",
+) -> Any:
     """In how many lists documents are, sorted, before and after."""
     figure, (axes,) = row(1, width=7.0, height=2.9)
-    for one, colour, label in zip(
-        counts, (WRONG, RIGHT), ("cosine", "balance lam 0.9"), strict=True
-    ):
+    for one, colour, label in zip(counts, (WRONG, RIGHT), labels, strict=True):
         axes.plot(np.sort(one)[::-1], color=colour, label=label)
+    even = counts[0].mean() if even is None else even
     axes.axhline(even, color=QUIET, linewidth=0.9, linestyle=":", label="the same for all")
-    tidy(axes, "", "right halves, sorted", "lists that it is in")
+    tidy(axes, "", what, "lists that it is in")
     legend(axes)
     return figure
 

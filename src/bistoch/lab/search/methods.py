@@ -52,11 +52,9 @@ def baseline_bias(method: str, bank: Vectors, documents: Vectors, eps: float = 0
     return np.asarray(bias)
 
 
-def balanced_bias(
-    bank: Vectors, documents: Vectors, lam: float, eps: float | None = None, backend: str = "auto"
-) -> Bias:
+def balanced_bias(bank: Vectors, documents: Vectors, lam: float, eps: float | None = None) -> Bias:
     """The bias of `HubCorrection`; None for the automatic temperature."""
-    found = HubCorrection(eps="auto" if eps is None else eps, lam=lam, backend=backend)
+    found = HubCorrection(eps="auto" if eps is None else eps, lam=lam)
     return found.fit(bank, documents).bias
 
 

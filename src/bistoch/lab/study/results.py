@@ -10,7 +10,7 @@ from bistoch.lab.stats import Difference, Verdict, bootstrap_difference, differe
 from bistoch.lab.store import Result
 
 # a number of a result: a key, keys of nested results joined by dots, or a function
-Metric = str | Callable[[Result], float]
+Metric = str | Callable[[Result], float] | Callable[[Result], list[float]]
 
 
 class Column(NamedTuple):
