@@ -19,6 +19,7 @@ from making.flows import flow_clusters, flow_limits, flow_mixture, flow_orders
 from making.lab import lab_fashion, lab_fashion_long, lab_points, lab_scores, lab_text
 from making.pace import pace, pace_gradient
 from making.pace_rivals import pace_rivals
+from making.search import search_gain
 from making.studies import (
     causal_lm,
     encoder_sinks,
@@ -41,8 +42,7 @@ def main() -> None:
         rank_decay, encoder_sinks, lookup_sinks, flow_mixture, flow_orders, flow_limits,
         flow_clusters, causal_updates, causal_local, causal_heads, causal_blocks, causal_lm, pace,
         pace_gradient, pace_rivals, lab_fashion, lab_fashion_long, lab_points, lab_text, lab_scores,
-        prototypes, router,
-        retrieval, hubs,
+        search_gain, retrieval, hubs, prototypes, router,
     ):  # fmt: skip
         measure()
         print(f"done: {measure.__name__}")

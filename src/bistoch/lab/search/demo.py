@@ -47,7 +47,7 @@ def run_demo(out: Path, console: "Console") -> Path:
     """Search with every method, print the table, and write a page with pictures; its path."""
     with progress(console, 2 * (len(BASELINES) + len(LAMS)), animated=False) as display:
         halves = load_halves()
-        found = _measure(halves, display)
+        found = measure(halves, display)
     report = Report("Search without hubs", "bistoch demo", console)
     _write_summary(report, halves, found)
     _write_hubs(report, halves, found)
@@ -63,7 +63,8 @@ def run_demo(out: Path, console: "Console") -> Path:
     return report.write(out / "report.html", record=record)
 
 
-def _measure(halves: Halves, display: Display) -> Measured:
+def measure(halves: Halves, display: Display) -> Measured:
+    """What every method finds, by the bank that it knows and its name or its lam."""
     found: dict[tuple[str, str | float], Found] = {}
     choosing = load_halves(validation=True)
     for kind in BANKS:
@@ -150,7 +151,7 @@ def _write_hubs(report: Report, halves: Halves, found: Measured) -> None:
     report.figure(
         lambda: draw_shelf(halves, hubs, counts), "The largest hubs of cosine search.", "hubs"
     )
-    pairs = _searches(before, after)
+    pairs = searches_at_hubs(before, after)
     report.text(
         "What that looks like. Each picture is a left half beside its first result. A blue frame: "
         "it is the right one; orange: it is not. Above, the searches that end at one hub under "
@@ -177,11 +178,11 @@ def _write_hubs(report: Report, halves: Halves, found: Measured) -> None:
     )  # fmt: skip
 
 
-def _searches(before: Found, after: Found) -> list[list[int]]:
+def searches_at_hubs(before: Found, after: Found, hubs: int = HUBS) -> list[list[int]]:
     """For the pictures that are the first result most often: the searches that end there."""
     firsts = torch.bincount(torch.from_numpy(before.first))
     chosen = []
-    for hub in firsts.argsort(descending=True, stable=True)[:HUBS].tolist():
+    for hub in firsts.argsort(descending=True, stable=True)[:hubs].tolist():
         ends = (before.first == hub).nonzero()[0].tolist()
         # those that change come first, so that a row shows what happens
         ends.sort(key=lambda place: (after.first[place] == before.first[place], place))
