@@ -5,6 +5,7 @@ Pictures are written to docs/figures, tables into the pages, between the lines
 """
 
 import torch
+from making.assignments import jigsaw, registration, sorting
 from making.balance import (
     annealing,
     iterations,
@@ -42,7 +43,7 @@ def main() -> None:
         rank_decay, encoder_sinks, lookup_sinks, flow_mixture, flow_orders, flow_limits,
         flow_clusters, causal_updates, causal_local, causal_heads, causal_blocks, causal_lm, pace,
         pace_gradient, pace_rivals, lab_fashion, lab_fashion_long, lab_points, lab_text, lab_scores,
-        search_gain, retrieval, hubs, prototypes, router,
+        search_gain, retrieval, hubs, prototypes, router, registration, sorting, jigsaw,
     ):  # fmt: skip
         measure()
         print(f"done: {measure.__name__}")

@@ -8,12 +8,15 @@ from types import MappingProxyType
 from bistoch.lab.reproduce import (
     causal_lm,
     hubs,
+    jigsaw,
     prototypes,
     qdsformer,
     rank_decay,
+    registration,
     retrieval,
     router,
     sinks,
+    sorting,
     zero_training,
 )
 from bistoch.lab.study import Study
@@ -30,6 +33,9 @@ STUDIES = MappingProxyType({
         hubs.STUDY,
         prototypes.STUDY,
         router.STUDY,
+        registration.STUDY,
+        sorting.STUDY,
+        jigsaw.STUDY,
     )
 })  # fmt: skip
 
