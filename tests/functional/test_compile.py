@@ -11,7 +11,7 @@ import pytest
 from numba import types
 
 from bistoch.functional.kernels import compile as compiling
-from bistoch.functional.kernels.runtime import body, run
+from bistoch.functional.kernels.runtime import body, entry
 
 SOURCE = """
 from numba import carray
@@ -32,10 +32,13 @@ def kernel(tmp_path, monkeypatch):
         monkeypatch.setattr(compiling.Kernel, "_last", -compiling.PAUSE)
         spec = importlib.util.spec_from_file_location("kernel", path)
         module = importlib.util.module_from_spec(spec)
+        # as every module that was imported, where a kernel from the cache finds its names
+        monkeypatch.setitem(sys.modules, "kernel", module)
         spec.loader.exec_module(module)
         number = np.array([1.5], kind.name)
         made = body(module.double, kind, **options)
-        run(made.address, number.ctypes.data, 1)
+        call, arguments = entry(made.address, number.ctypes.data, 1)
+        call(*arguments)
         assert number == 3
         return made
 

@@ -165,11 +165,12 @@ import numba.core.caching as caching
 caching.CompileResultCacheImpl._locator_classes = []
 import numpy as np
 from numba import carray, types
-from bistoch.functional.kernels.runtime import body, run
+from bistoch.functional.kernels.runtime import body, entry
 def double(pointer):
     carray(pointer, (1,))[0] *= 2
 number, kernel = np.array([1.5]), body(double, types.float64)
-run(kernel.address, number.ctypes.data, 1)
+call, arguments = entry(kernel.address, number.ctypes.data, 1)
+call(*arguments)
 print(number)
 """
     assert run_python(code) == "[3.]\n"

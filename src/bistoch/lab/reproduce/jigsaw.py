@@ -27,8 +27,6 @@ SIDE = 4
 PIECES = SIDE**2
 METHODS = ("softmax", "balanced")
 RECIPE = Recipe(epochs=30, batch_size=50, lr=2e-3)
-# what a plan may lack of zero before its logarithm is taken
-TINY = 1e-12
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,6 @@ OURS, ROWS, FREE, NEURAL = METHODS
 # those that decide come first
 LENGTHS = (5, 3, 9, 7, 15)
 RECIPE = Recipe(epochs=10, lr=3e-3)
-# what a plan may lack of zero before its logarithm is taken
-TINY = 1e-12
 
 
 @dataclass(frozen=True)
