@@ -1,7 +1,7 @@
 """What is solved: scores, and how they are balanced; and the mathematics that backends share."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -90,11 +90,26 @@ class Balance(NamedTuple):
 AnyScores = TypeVar("AnyScores", bound=Scores | GivenScores)
 
 
-class Problem(NamedTuple, Generic[AnyScores]):
-    """What every backend of the elastic family solves: scores, and how to balance them."""
+if TYPE_CHECKING:
 
-    scores: AnyScores
-    balance: Balance
+    class Problem(NamedTuple, Generic[AnyScores]):
+        """What every backend of the elastic family solves: scores, and how to balance them."""
+
+        scores: AnyScores
+        balance: Balance
+
+else:
+
+    class Problem(NamedTuple):
+        """What every backend of the elastic family solves: scores, and how to balance them."""
+
+        scores: Scores | GivenScores
+        balance: Balance
+
+        @classmethod
+        def __class_getitem__(cls, kind):
+            """The same for all kinds of scores: beartype knows no generic named tuples."""
+            return cls
 
 
 def free_columns(scores: AnyScores) -> Problem[AnyScores]:
