@@ -4,7 +4,7 @@ from bistoch.analysis import metrics as metrics
 from bistoch.analysis.capture import Captured as Captured
 from bistoch.analysis.capture import capture as capture
 from bistoch.analysis.example import planted_tokens as planted_tokens
-from bistoch.analysis.ledger import Ledger as Ledger
-from bistoch.analysis.ledger import read_ledger as read_ledger
 from bistoch.analysis.plot import draw_plans as draw_plans
+from bistoch.analysis.sums import PlanSums as PlanSums
+from bistoch.analysis.sums import add_up as add_up
 from bistoch.analysis.terminal import TerminalPlans as TerminalPlans

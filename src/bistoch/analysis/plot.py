@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bistoch.analysis.ledger import Ledger, read_ledger
+from bistoch.analysis.sums import PlanSums, add_up
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -48,11 +48,11 @@ def draw_plans(plans: Mapping[str, Float[Tensor, "n m"]]) -> "matplotlib.figure.
     figure_module = _import_matplotlib()
     if not plans:
         raise ValueError("draw_plans: plans must hold at least one plan, but it is empty")
-    ledgers = {name: read_ledger(name, plan) for name, plan in plans.items()}
+    by_name = {name: add_up(name, plan) for name, plan in plans.items()}
     # six plans look better as three and three than as four and two
-    lines = math.ceil(len(ledgers) / PER_LINE)
-    per_line = math.ceil(len(ledgers) / lines)
-    n, m = next(iter(ledgers.values())).plan.shape
+    lines = math.ceil(len(by_name) / PER_LINE)
+    per_line = math.ceil(len(by_name) / lines)
+    n, m = next(iter(by_name.values())).plan.shape
     height = min(max(WIDTH * n / m, 0.8), 2 * WIDTH)
     panel_width, panel_height = WIDTH + PAD + SIDE + GAP, TITLE + BARS + PAD + height + CAPTION
     page = (LEFT + per_line * panel_width + RIGHT, 2 * EDGE + lines * panel_height)
@@ -62,26 +62,26 @@ def draw_plans(plans: Mapping[str, Float[Tensor, "n m"]]) -> "matplotlib.figure.
         box = (left / page[0], bottom / page[1], width / page[0], tall / page[1])
         return figure.add_axes(box, label=label)
 
-    heaviest = max(ledger.plan.max().item() for ledger in ledgers.values()) or 1.0
-    deepest = min(ledger.plan.min().item() for ledger in ledgers.values())
-    tallest = max(ledger.columns.max().item() for ledger in ledgers.values()) or 1.0
-    lowest = min(0.0, *(ledger.columns.min().item() for ledger in ledgers.values()))
-    for number, (name, ledger) in enumerate(ledgers.items()):
+    heaviest = max(sums.plan.max().item() for sums in by_name.values()) or 1.0
+    deepest = min(sums.plan.min().item() for sums in by_name.values())
+    tallest = max(sums.columns.max().item() for sums in by_name.values()) or 1.0
+    lowest = min(0.0, *(sums.columns.min().item() for sums in by_name.values()))
+    for number, (name, sums) in enumerate(by_name.items()):
         left = LEFT + (number % per_line) * panel_width
         bottom = page[1] - EDGE - (1 + number // per_line) * panel_height + CAPTION
         plan = place(left, bottom, WIDTH, height, name)
         columns = place(left, bottom + height + PAD, WIDTH, BARS, f"{name} columns")
         rows = place(left + WIDTH + PAD, bottom, SIDE, height, f"{name} rows")
-        image = _draw_plan(plan, ledger, heaviest, deepest)
-        _draw_columns(columns, ledger, lowest, tallest)
-        _draw_rows(rows, ledger)
+        image = _draw_plan(plan, sums, heaviest, deepest)
+        _draw_columns(columns, sums, lowest, tallest)
+        _draw_rows(rows, sums)
         title, size = _fit_title(name, panel_width - PAD)
         columns.set_title(
             title, fontsize=size, color=INK, pad=5, fontfamily="monospace", linespacing=1.0
         )
         if number % per_line == 0:
             plan.set_ylabel("queries", fontsize=9, color=INK)
-            columns.set_yticks([ledger.target], [f"{ledger.target:.3g}"], fontsize=8, color=INK)
+            columns.set_yticks([sums.target], [f"{sums.target:.3g}"], fontsize=8, color=INK)
     scale = place(page[0] - RIGHT + 0.08, bottom, 0.11, min(height, 1.5), "scale")
     _draw_scale(scale, image)
     return figure
@@ -105,35 +105,35 @@ def _fit_title(name: str, width: float) -> tuple[str, float]:
     return "\n".join(lines), size
 
 
-def _draw_plan(axes: Any, ledger: Ledger, heaviest: float, deepest: float) -> Any:
+def _draw_plan(axes: Any, sums: PlanSums, heaviest: float, deepest: float) -> Any:
     from matplotlib.colors import PowerNorm
 
     # small weights are many and tell much: the root lifts them off the paper
     norm = PowerNorm(0.6, vmin=0, vmax=heaviest)
-    image = axes.imshow(ledger.plan.numpy(), cmap=COLOURS, norm=norm, aspect="auto")
-    low, high = ledger.columns.min().item(), ledger.columns.max().item()
+    image = axes.imshow(sums.plan.numpy(), cmap=COLOURS, norm=norm, aspect="auto")
+    low, high = sums.columns.min().item(), sums.columns.max().item()
     caption = f"column sums {low:.2f} to {high:.2f}"
-    if ledger.has_negative:
-        below = -ledger.plan.masked_fill(ledger.plan >= 0, torch.nan).numpy()
+    if sums.has_negative:
+        below = -sums.plan.masked_fill(sums.plan >= 0, torch.nan).numpy()
         norm = PowerNorm(0.6, vmin=0, vmax=-deepest)
         axes.imshow(below, cmap=NEGATIVE, norm=norm, aspect="auto")
-        caption += f", red to {ledger.plan.min().item():.2g}"
+        caption += f", red to {sums.plan.min().item():.2g}"
     axes.set_xlabel(caption, fontsize=9, color=INK, labelpad=4)
     _tidy(axes, keep=("left", "right", "top", "bottom"))
     return image
 
 
-def _draw_columns(axes: Any, ledger: Ledger, lowest: float, tallest: float) -> None:
-    totals = ledger.columns.tolist()
-    colours = [_bar_colour(total, ledger.target) for total in totals]
+def _draw_columns(axes: Any, sums: PlanSums, lowest: float, tallest: float) -> None:
+    totals = sums.columns.tolist()
+    colours = [_bar_colour(total, sums.target) for total in totals]
     axes.bar(range(len(totals)), totals, width=0.84, color=colours)
-    axes.axhline(ledger.target, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
-    axes.set(xlim=(-0.5, len(totals) - 0.5), ylim=(lowest, 1.04 * max(tallest, ledger.target)))
+    axes.axhline(sums.target, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
+    axes.set(xlim=(-0.5, len(totals) - 0.5), ylim=(lowest, 1.04 * max(tallest, sums.target)))
     _tidy(axes, keep=("bottom",))
 
 
-def _draw_rows(axes: Any, ledger: Ledger) -> None:
-    totals = ledger.rows.tolist()
+def _draw_rows(axes: Any, sums: PlanSums) -> None:
+    totals = sums.rows.tolist()
     axes.barh(range(len(totals)), totals, height=1.0, color="#cfcfcf")
     axes.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
     axes.set(ylim=(len(totals) - 0.5, -0.5), xlim=(0, 1.1 * max(1.0, *totals)))

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from torch import Tensor
 
-from bistoch.analysis.ledger import ROUNDING, Ledger, read_ledger
+from bistoch.analysis.sums import ROUNDING, PlanSums, add_up
 
 # from empty to full: in colours, dark to bright so that colour-blind eyes read it too, or in shades
 COLOURS = (
@@ -57,14 +57,14 @@ class TerminalPlans:
     """
 
     def __init__(self, plans: Mapping[str, Float[Tensor, "n m"]]):
-        self._ledgers = {name: read_ledger(name, plan) for name, plan in plans.items()}
+        self._sums = {name: add_up(name, plan) for name, plan in plans.items()}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
         """Lay the panels out for this console."""
-        if not self._ledgers:
+        if not self._sums:
             return
-        pen = _choose_pen(self._ledgers, console, options)
-        panels = [pen.panel(name, ledger) for name, ledger in self._ledgers.items()]
+        pen = _choose_pen(self._sums, console, options)
+        panels = [pen.panel(name, sums) for name, sums in self._sums.items()]
         width = min(options.max_width, max(line.cell_len for p in panels for line in p.split()))
         fitting = max(1, (options.max_width + GAP) // (width + GAP))
         # six plans where four would fit look better as three and three
@@ -89,27 +89,27 @@ class _Pen(NamedTuple):
     coloured: bool
     ascii_only: bool
 
-    def panel(self, name: str, ledger: Ledger) -> Text:
+    def panel(self, name: str, sums: PlanSums) -> Text:
         text = Text()
         text.append(f"{name}\n", style="bold")
-        columns = _pool(ledger.columns, self.pooled)
+        columns = _pool(sums.columns, self.pooled)
         for weights, total in zip(
-            _pool(_pool(ledger.plan, self.pooled).mT, self.pooled).mT,
-            _pool(ledger.rows, self.pooled).tolist(),
+            _pool(_pool(sums.plan, self.pooled).mT, self.pooled).mT,
+            _pool(sums.rows, self.pooled).tolist(),
             strict=True,
         ):
             for weight in weights.tolist():
                 self.shade(text, weight)
             text.append(f" {total:.2f}\n", style="dim")
         for line in reversed(range(BAR_LINES)):
-            self.bars(text, columns.tolist(), line, ledger.target)
-        low, high = ledger.columns.min().item(), ledger.columns.max().item()
-        uneven = high > (1 + REACH) * ledger.target
+            self.bars(text, columns.tolist(), line, sums.target)
+        low, high = sums.columns.min().item(), sums.columns.max().item()
+        uneven = high > (1 + REACH) * sums.target
         text.append("columns ", style="dim")
         text.append(f"{low:.2f} to {high:.2f}", style=OVERLOADED if uneven else "")
-        if ledger.has_negative:
+        if sums.has_negative:
             text.append(f"\n{self.negative} negative, to ", style="dim")
-            text.append(f"{ledger.plan.min().item():.2g}")
+            text.append(f"{sums.plan.min().item():.2g}")
         return text
 
     @property
@@ -142,12 +142,12 @@ class _Pen(NamedTuple):
         text.append("\n")
 
 
-def _choose_pen(ledgers: Mapping[str, Ledger], console: Console, options: ConsoleOptions) -> _Pen:
-    widest = max(ledger.plan.shape[1] for ledger in ledgers.values())
+def _choose_pen(by_name: Mapping[str, PlanSums], console: Console, options: ConsoleOptions) -> _Pen:
+    widest = max(sums.plan.shape[1] for sums in by_name.values())
     room = max(1, options.max_width - SUM_WIDTH)
     return _Pen(
-        heaviest=max(ledger.plan.max().item() for ledger in ledgers.values()) or 1.0,
-        tallest=max(ledger.columns.max().item() for ledger in ledgers.values()) or 1.0,
+        heaviest=max(sums.plan.max().item() for sums in by_name.values()) or 1.0,
+        tallest=max(sums.columns.max().item() for sums in by_name.values()) or 1.0,
         # two characters side by side are about a square
         cell=2 if 2 * widest <= room else 1,
         pooled=math.ceil(widest / room),

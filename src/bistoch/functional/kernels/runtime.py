@@ -48,8 +48,8 @@ def kind_of(typing, pointer):
 
 
 @intrinsic
-def stay_apart(typing):
-    """Say inside a function that it is not to be copied into its callers: that compiles faster."""
+def no_inline(typing):
+    """Mark the function that calls this as `noinline`, which compiles faster."""
 
     def generate(context, builder, signature, arguments):
         builder.function.attributes.add("noinline")

@@ -49,19 +49,19 @@ from bistoch.functional.kernels.runtime import (
 )
 
 
-def go_back(pointer):
+def attend_backward(pointer):
     """Take heads until none is left, and differentiate each."""
     like, job = kind_of(pointer), open_job(pointer)
     worker = take_next(job.next_worker)
     space = job.workspace_at + worker * job.workspace_stride * size_of(like)
     index = take_next(job.next_head)
     while index < job.batch:
-        go_back_head(job, index, space, worker, like)
+        backward_head(job, index, space, worker, like)
         index = take_next(job.next_head)
 
 
 @jit
-def go_back_head(job, index, space, worker, like):
+def backward_head(job, index, space, worker, like):
     """The gradients of one head, a span of tiles at a time."""
     length = length_of(job, index)
     open_account(job, index, space, like)
@@ -80,7 +80,7 @@ def go_back_head(job, index, space, worker, like):
         for number in range(top - 1, bottom - 1, -1):
             first, last = rows_of_tile(job, number, length)
             if first < last:
-                go_back_tile(job, index, space, worker, first, last, like)
+                backward_tile(job, index, space, worker, first, last, like)
 
 
 @jit
@@ -120,7 +120,7 @@ def read_account(job, index, space, which, block, like):
 
 
 @jit
-def go_back_tile(job, index, space, worker, first, last, like):
+def backward_tile(job, index, space, worker, first, last, like):
     """The gradients that the rows of a tile bring."""
     n, d, e, size, one, zero = job.n, job.d, job.e, size_of(like), like(1), like(0)
     rows, stride = last - first, job.stride
@@ -141,7 +141,7 @@ def go_back_tile(job, index, space, worker, first, last, like):
             leave_block(job, index, space, (end - 1) // job.block, end, like)
         if job.mask_kind != NO_MASK:
             forbid(job, index, plan, first, start, end, like)
-        go_back_rows(job, index, space, first, start, end, whole_lanes(last, like), like)
+        backward_rows(job, index, space, first, start, end, whole_lanes(last, like), like)
         end = start
     if job.mask_grad_at:
         add_mask_grad(job, index, worker, grad, first, last, like)
@@ -189,7 +189,7 @@ def leave_block(job, index, space, block, end, like):
 
 
 @jit
-def go_back_rows(job, index, space, first, start, end, width, like):
+def backward_rows(job, index, space, first, start, end, width, like):
     """The plan of some rows again, and the gradient of their scores."""
     n, step = job.n, job.stride * size_of(like)
     shift = vector(job.shift_at + index * n * size_of(like), n, like)

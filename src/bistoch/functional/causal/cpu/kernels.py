@@ -4,7 +4,7 @@ from functools import cache
 
 import torch
 
-from bistoch.functional.causal.cpu.backward import go_back
+from bistoch.functional.causal.cpu.backward import attend_backward
 from bistoch.functional.causal.cpu.forward import attend
 from bistoch.functional.elastic.cpu.kernels import address
 
@@ -12,4 +12,4 @@ from bistoch.functional.elastic.cpu.kernels import address
 @cache
 def kernel(backward: bool, dtype: torch.dtype) -> int:
     """Where the kernel of one direction and precision is."""
-    return address(go_back if backward else attend, dtype)
+    return address(attend_backward if backward else attend, dtype)

@@ -41,8 +41,8 @@ from bistoch.functional.kernels.runtime import (
     jit,
     kind_of,
     matmul,
+    no_inline,
     size_of,
-    stay_apart,
 )
 from bistoch.functional.kernels.vector import (
     add_vectors,
@@ -120,7 +120,7 @@ def prepare(pointer):
 @jit
 def prepare_block(job, index, space, start, end, plan, grad, totals, like):
     """A block of P and of Z, and the sums of its columns added to the totals."""
-    stay_apart()
+    no_inline()
     n, m, e, one, zero = job.n, job.m, job.e, like(1), like(0)
     factor = over_queries(job, space, FACTOR, like)
     arriving = job.row_grad_at + index * n * size_of(like)
@@ -145,7 +145,7 @@ def prepare_block(job, index, space, start, end, plan, grad, totals, like):
 @jit
 def rebuild_plan(job, index, space, start, end, plan, like):
     """A block of P alone."""
-    stay_apart()
+    no_inline()
     factor = over_queries(job, space, FACTOR, like)
     wide, length = lanes_of(like) * size_of(like), job.stride * size_of(like)
     build_block(job, index, space, start, end, plan, like)

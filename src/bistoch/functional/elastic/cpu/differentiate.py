@@ -32,8 +32,8 @@ from bistoch.functional.kernels.runtime import (
     jit,
     kind_of,
     larger,
+    no_inline,
     size_of,
-    stay_apart,
     take_next,
 )
 
@@ -100,7 +100,7 @@ def differentiate_head(job, index, space, worker, like):
 @jit
 def known_sum(job, index, space, like):
     """The exact sum of the column gradients: rows of Z sum to what arrives at f, negated."""
-    stay_apart()
+    no_inline()
     n, m, size = job.n, job.m, size_of(like)
     column, factor = over_keys(job, space, COLUMN, like), over_queries(job, space, FACTOR, like)
     total = like(0)
@@ -118,7 +118,7 @@ def known_sum(job, index, space, like):
 @jit
 def clear_options(job, index, like):
     """Let the gradients of the options, to which every iteration adds, begin with zero."""
-    stay_apart()
+    no_inline()
     vector(job.lam_grad_at, job.batch, like)[index] = like(0)
     vector(job.omega_grad_at, job.batch, like)[index] = like(0)
     log_mass_grad = of_head(job.log_mass_grad_at, index, 1, job.m, like)
@@ -144,7 +144,7 @@ def share_kept(job, index, t, like):
 @jit
 def collect(job, index, space, like):
     """Add up what the slots have gathered for the head as a whole."""
-    stay_apart()
+    no_inline()
     value_grad = of_head(job.value_grad_at, index, job.m, job.e, like)
     key_grad = of_head(job.key_grad_at, index, job.m, job.d, like)
     along = like(0)
@@ -160,7 +160,7 @@ def collect(job, index, space, like):
 @jit
 def add_slot(part, whole, slot):
     """Add the part of a slot; that of the first is where the sum begins."""
-    stay_apart()
+    no_inline()
     for j in range(part.shape[0]):
         for c in range(part.shape[1]):
             whole[j, c] = part[j, c] + (whole[j, c] if slot else whole.dtype.type(0))
@@ -169,7 +169,7 @@ def add_slot(part, whole, slot):
 @jit
 def replay_columns(job, index, space, steps, like):
     """The column potential before every iteration, kept in right[2t+1] for now."""
-    stay_apart()
+    no_inline()
     lam = vector(job.lam_at, job.batch, like)[index]
     _, right = low_rank(job, space, like)
     full, column = over_keys(job, space, STEP, like), over_keys(job, space, COLUMN_GRAD, like)
@@ -204,7 +204,7 @@ def begin_step(job, index, space, t, sum_of_grads, like):
 
     Large steps meet gradients that nearly cancel: their mean meets the sum that is known exactly.
     """
-    stay_apart()
+    no_inline()
     m, size = job.m, size_of(like)
     lam, omega = vector(job.lam_at, job.batch, like)[index], step_taken(job, index, t, like)
     place = (index * job.iters + t) * m * size
@@ -253,7 +253,7 @@ def begin_step(job, index, space, t, sum_of_grads, like):
 @jit
 def end_step(job, index, space, t, like):
     """`dg = (1 - omega) dg - R^T df`; return its largest entry."""
-    stay_apart()
+    no_inline()
     omega = step_taken(job, index, t, like)
     total, ratio = gather_totals(job, space, like), over_keys(job, space, STEP, like)
     column_grad = over_keys(job, space, COLUMN_GRAD, like)

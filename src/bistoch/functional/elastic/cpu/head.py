@@ -20,9 +20,9 @@ from bistoch.functional.kernels.runtime import (
     jit,
     larger,
     matmul,
+    no_inline,
     size_of,
     start_team,
-    stay_apart,
     take_next,
     thread_number,
 )
@@ -252,7 +252,7 @@ def look(job, index, slot, like):
 
     Each slot looks at the tokens of its share of the rows, and at as large a part of the keys.
     """
-    stay_apart()
+    no_inline()
     m, d, e, size = job.m, job.d, job.e, size_of(like)
     sharpness = vector(job.sharpness_at, job.batch, like)[index]
     limit = vector(job.reals_at, 3, np.float64)[2] / larger(abs(sharpness), like(1))
@@ -298,7 +298,7 @@ def write_scores(job, index, first, last, block, like):
 @jit
 def forbid(job, index, first, last, block, like):
     """Add the bias, and put minus infinity wherever a query may not see a key."""
-    stay_apart()
+    no_inline()
     n, m = job.n, job.m
     never = like(-np.inf)
     stride = job.mask_column_stride

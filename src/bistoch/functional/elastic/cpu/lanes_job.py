@@ -15,8 +15,8 @@ from bistoch.functional.kernels.nonfinite import is_broken
 from bistoch.functional.kernels.runtime import (
     address_of,
     jit,
+    no_inline,
     size_of,
-    stay_apart,
     take_next,
 )
 
@@ -194,7 +194,7 @@ def report_unsafe(job, first, space, like):
 @jit
 def has_broken(job, first, count, like):
     """Whether a NaN or an infinity is in so many matrices or their options; not minus infinity."""
-    stay_apart()
+    no_inline()
     size = size_of(like)
     keys, pairs = job.m * size, job.n * job.m * size
     masses = job.log_row_mass_at + first * job.n * size

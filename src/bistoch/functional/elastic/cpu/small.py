@@ -54,8 +54,8 @@ from bistoch.functional.kernels.runtime import (
     larger,
     logarithm,
     matmul,
+    no_inline,
     size_of,
-    stay_apart,
     take_next,
 )
 
@@ -81,7 +81,7 @@ def solve_small(pointer):
 @jit
 def build(job, index, space, like):
     """K with the column potentials of the start absorbed, and which columns any query may see."""
-    stay_apart()
+    no_inline()
     n, m, zero = job.n, job.m, like(0)
     kernel, highest = kernel_of(job, space, like), of_slot(job, space, 0, PARTIAL, like)
     factor, shift = over_queries(job, space, FACTOR, like), over_queries(job, space, SHIFT, like)
@@ -152,7 +152,7 @@ def iterate(job, index, space, like):
 @jit
 def row_step(job, space, like):
     """Row factors from column factors: `u = 1 / (K w)`."""
-    stay_apart()
+    no_inline()
     factor = over_queries(job, space, FACTOR, like)
     dot_rows(kernel_of(job, space, like), over_columns(job, space, WEIGHT, like), factor)
     invert(factor)
@@ -161,7 +161,7 @@ def row_step(job, space, like):
 @jit
 def take_totals(job, index, space, like):
     """Column totals and the full column step h; whether no total has lost terms to underflow."""
-    stay_apart()
+    no_inline()
     m, zero, one, never = job.m, like(0), like(1), like(-np.inf)
     total, peak = over_columns(job, space, TOTAL, like), over_keys(job, space, PEAK, like)
     step, absorbed = over_keys(job, space, STEP, like), over_keys(job, space, ABSORBED, like)
@@ -184,7 +184,7 @@ def take_totals(job, index, space, like):
 @jit
 def finish(job, index, space, like):
     """The product with the values, and the potentials."""
-    stay_apart()
+    no_inline()
     n, m, e, one, zero = job.n, job.m, job.e, like(1), like(0)
     factor = over_queries(job, space, FACTOR, like)
     output = of_head(job.output_at, index, n, e, like)

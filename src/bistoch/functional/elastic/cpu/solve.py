@@ -39,8 +39,8 @@ from bistoch.functional.kernels.runtime import (
     kind_of,
     larger,
     logarithm,
+    no_inline,
     size_of,
-    stay_apart,
     take_next,
 )
 
@@ -129,7 +129,7 @@ def solve_head(job, index, space, worker, like):
 @jit
 def first_columns(job, index, column, like):
     """The column potentials before the first iteration."""
-    stay_apart()
+    no_inline()
     if job.start_at:
         copy(vector(job.start_at + index * job.m * size_of(like), job.m, like), column)
     else:
@@ -139,7 +139,7 @@ def first_columns(job, index, column, like):
 @jit
 def absorb(job, space, like):
     """Let K carry the column potentials from here on."""
-    stay_apart()
+    no_inline()
     copy(over_keys(job, space, COLUMN, like), over_keys(job, space, ABSORBED, like))
     over_keys(job, space, WEIGHT, like)[:] = like(1)
 
@@ -147,7 +147,7 @@ def absorb(job, space, like):
 @jit
 def weigh_values(job, index, space, like):
     """The values with the column factors, which turn a product with K into the plan's."""
-    stay_apart()
+    no_inline()
     m, e = job.m, job.e
     weight, value = over_keys(job, space, WEIGHT, like), of_head(job.value_at, index, m, e, like)
     weighted = matrix(behind_vectors(job, space, like), m, e, like)
@@ -162,7 +162,7 @@ def take_totals(job, index, space, like):
 
     A column that nobody may see ends with log total minus infinity and step zero.
     """
-    stay_apart()
+    no_inline()
     total = gather_totals(job, space, like)
     peak, step = over_keys(job, space, PEAK, like), over_keys(job, space, STEP, like)
     absorbed = over_keys(job, space, ABSORBED, like)
@@ -185,7 +185,7 @@ def take_totals(job, index, space, like):
 @jit
 def rescue_totals(job, index, space, total, peak, like):
     """Column totals in the log domain, for columns whose terms underflow: peak and sum apart."""
-    stay_apart()
+    no_inline()
     n, m = job.n, job.m
     factor = over_queries(job, space, FACTOR, like)
     scratch = spare_rows(job, space, like)
@@ -212,7 +212,7 @@ def rescue_totals(job, index, space, total, peak, like):
 @jit
 def spread(job, index, space, like):
     """How far the residuals `lam h - g` of live columns lie apart, and their middle."""
-    stay_apart()
+    no_inline()
     lam = vector(job.lam_at, job.batch, like)[index]
     total, step = over_keys(job, space, TOTAL, like), over_keys(job, space, STEP, like)
     column = over_keys(job, space, COLUMN, like)
@@ -233,7 +233,7 @@ def choose_step(job, index, space, omega, grown, rounding, like):
 
     The rounding is that of one; a change of no more than that of the row potentials says nothing.
     """
-    stay_apart()
+    no_inline()
     lam = vector(job.lam_at, job.batch, like)[index]
     total, step = over_keys(job, space, TOTAL, like), over_keys(job, space, STEP, like)
     column, residual = over_keys(job, space, COLUMN, like), over_keys(job, space, RESIDUAL, like)
@@ -266,7 +266,7 @@ def choose_step(job, index, space, omega, grown, rounding, like):
 @jit
 def coast(job, space, shift, like):
     """An iteration after columns that all moved by the same: only the constant moves on."""
-    stay_apart()
+    no_inline()
     shifts = over_queries(job, space, SHIFT, like)
     peak, step = over_keys(job, space, PEAK, like), over_keys(job, space, STEP, like)
     for i in range(job.n):
@@ -279,7 +279,7 @@ def coast(job, space, shift, like):
 @jit
 def move_columns(job, index, space, t, omega, like):
     """Take the column step; return how far the potentials now are from what K has absorbed."""
-    stay_apart()
+    no_inline()
     lam = vector(job.lam_at, job.batch, like)[index]
     if job.omega_history_at:
         vector(job.omega_history_at, job.batch * job.iters, like)[index * job.iters + t] = omega
@@ -299,7 +299,7 @@ def move_columns(job, index, space, t, omega, like):
 @jit
 def record(job, index, space, t, like):
     """Keep what the backward of iteration t needs."""
-    stay_apart()
+    no_inline()
     n, m, size = job.n, job.m, size_of(like)
     place = index * job.iters + t
     rows = vector(job.row_history_at + place * n * size, n, like)
@@ -316,7 +316,7 @@ def record(job, index, space, t, like):
 @jit
 def close_columns(job, index, space, like):
     """Write the column potentials, minus infinity for keys that no query may see."""
-    stay_apart()
+    no_inline()
     n, m = job.n, job.m
     column = vector(job.column_at + index * m * size_of(like), m, like)
     copy(over_keys(job, space, COLUMN, like), column)

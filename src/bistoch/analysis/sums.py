@@ -1,4 +1,4 @@
-"""The books of a plan: what every row gives and every column receives."""
+"""Row and column sums of a plan."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from torch import Tensor
 ROUNDING = 1e-6
 
 
-class Ledger(NamedTuple):
+class PlanSums(NamedTuple):
     """A plan with its row sums, its column sums, and the sum every column would have in balance."""
 
     plan: Float[Tensor, "n m"]
@@ -24,12 +24,12 @@ class Ledger(NamedTuple):
         return self.plan.min().item() < -ROUNDING
 
 
-def read_ledger(name: str, plan: Float[Tensor, "..."]) -> Ledger:
+def add_up(name: str, plan: Float[Tensor, "..."]) -> PlanSums:
     """Add up one plan; the target is the mean column sum, n/m when every row sums to one.
 
     >>> import torch
-    >>> ledger = read_ledger("softmax", torch.tensor([[0.9, 0.1], [0.7, 0.3]]))
-    >>> ledger.columns, ledger.target
+    >>> sums = add_up("softmax", torch.tensor([[0.9, 0.1], [0.7, 0.3]]))
+    >>> sums.columns, sums.target
     (tensor([1.6000, 0.4000], dtype=torch.float64), 1.0)
     """
     if plan.ndim != 2 or 0 in plan.shape:
@@ -40,4 +40,4 @@ def read_ledger(name: str, plan: Float[Tensor, "..."]) -> Ledger:
     plan = plan.detach().to("cpu", torch.float64)
     columns = plan.sum(0)
     # rounded, so that a target of one is drawn and printed as one
-    return Ledger(plan, plan.sum(1), columns, round(columns.mean().item(), 6))
+    return PlanSums(plan, plan.sum(1), columns, round(columns.mean().item(), 6))
