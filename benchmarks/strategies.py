@@ -63,14 +63,14 @@ def problem(heads, n, m):
 
 def layouts_taken():
     """Record the layouts that the kernels take from now on."""
-    taken, form = [], launch._form
+    taken, form = [], launch.job_form
 
     def recorded(*arguments):
         found = form(*arguments)
         taken.append(found.layout)
         return found
 
-    launch._form = recorded
+    launch.job_form = recorded
     return taken
 
 

@@ -34,14 +34,14 @@ def threads():
 @pytest.fixture
 def layouts(monkeypatch):
     """The layouts that were taken, in order: of the forward, then of the backward."""
-    taken, form = [], cpu._form
+    taken, form = [], cpu.job_form
 
     def recorded(*arguments):
         found = form(*arguments)
         taken.append(found.layout)
         return found
 
-    monkeypatch.setattr(cpu, "_form", recorded)
+    monkeypatch.setattr(cpu, "job_form", recorded)
     return taken
 
 
