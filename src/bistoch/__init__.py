@@ -4,23 +4,48 @@ One elastic operator slides from softmax (`lam = 0`) to doubly stochastic (`lam 
 assignment (`eps -> 0`), with rows that always sum to one.
 """
 
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from bistoch._fork import watch_forks
 
 if TYPE_CHECKING:
+    from bistoch import analysis as analysis
+    from bistoch import flows as flows
+    from bistoch import functional as functional
+    from bistoch import models as models
+    from bistoch import nn as nn
+    from bistoch import retrieval as retrieval
+    from bistoch import testing as testing
     from bistoch._public import *  # noqa: F403
 
 __version__ = "0.1.0"
 
+# rooms that are loaded when they are named, as `bistoch.nn.Attention`
+_ROOMS = ("analysis", "flows", "functional", "models", "nn", "retrieval", "testing")
+
 watch_forks()
+
+
+def _load(module: str) -> Any:
+    collects = gc.isenabled()
+    # nothing that is imported becomes garbage, and one look at all that torch has made takes as
+    # long as half of these imports
+    gc.disable()
+    try:
+        return import_module(f"bistoch.{module}")
+    finally:
+        if collects:
+            gc.enable()
 
 
 def __getattr__(name: str) -> Any:
     # `bistoch --help` imports this file, and should not have to wait for torch
+    if name in _ROOMS:
+        return _load(name)
     if not name.startswith("_"):
-        public = vars(import_module("bistoch._public"))
+        public = vars(_load("_public"))
         if name in public:
             # from now on it is found without asking
             globals()[name] = public[name]
@@ -29,5 +54,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    public = vars(import_module("bistoch._public"))
-    return sorted({*globals(), *(name for name in public if not name.startswith("_"))})
+    public = (name for name in vars(_load("_public")) if not name.startswith("_"))
+    return sorted({*globals(), *_ROOMS, *public})

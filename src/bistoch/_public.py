@@ -1,7 +1,5 @@
 """The names of `bistoch`, all of which need torch: loaded with the first one that is used."""
 
-from bistoch import flows as flows
-from bistoch import nn as nn
 from bistoch.functional import OPERATORS as OPERATORS
 from bistoch.functional import BackendUnavailableError as BackendUnavailableError
 from bistoch.functional import CausalState as CausalState
