@@ -40,7 +40,7 @@ def test_masked_balance_leaks(name):
     row = bistoch.OPERATORS[name]
     with pytest.raises(AssertionError, match="the future leaks into it"):
         assert_causal(attend(row))
-    with pytest.raises(AssertionError, match=r"result 1 changed by .* when the tokens from 2 on"):
+    with pytest.raises(AssertionError, match=r"result \d changed by .* when the tokens from \d on"):
         assert_causal(attend(row, iters=1), gradient=False)
 
 

@@ -53,7 +53,8 @@ def export(module, inputs, shapes):
 def compare(module, make, shapes, lengths=LENGTHS):
     program = export(module, make(7), shapes).module()
     for n in lengths:
-        torch.testing.assert_close(program(*make(n)), module(*make(n)), atol=1e-5, rtol=1e-4)
+        inputs = make(n)
+        torch.testing.assert_close(program(*inputs), module(*inputs), atol=1e-5, rtol=1e-4)
 
 
 def attend(name, backend, **options):

@@ -8,7 +8,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import bistoch
-from bistoch.functional.elastic.cpu import launch as cpu
+from bistoch.functional import backends
+from bistoch.functional.elastic.cpu import backend as cpu
 from bistoch.lab.bench.memory import allocated_by
 
 ROWWISE = [name for name, row in bistoch.OPERATORS.items() if row.family == "row-wise"]
@@ -70,7 +71,8 @@ def test_the_plan_of_a_sink_asks_its_backend(monkeypatch):
     def refuse(*_):
         raise bistoch.BackendUnavailableError("not here")
 
-    monkeypatch.setattr(cpu, "solve", refuse)
+    bistoch.sink_plan(torch.zeros(3, 2), torch.zeros(5, 2), backend="cpu")
+    monkeypatch.setitem(backends._LOADED, cpu.__name__, cpu.BACKEND._replace(solve=refuse))
     with pytest.raises(bistoch.BackendUnavailableError):
         bistoch.sink_plan(torch.zeros(3, 2), torch.zeros(5, 2), backend="cpu")
 

@@ -253,7 +253,7 @@ def test_small_heads_that_leave_the_safe_range_are_left_alone_to_the_other_kerne
     taken, run = [], cpu._run
 
     def recorded(problem, *arguments, **options):
-        taken.append((len(problem.query), options.get("small", False)))
+        taken.append((problem.scores.shape[0], options.get("small", False)))
         return run(problem, *arguments, **options)
 
     q, k, v = tokens()

@@ -139,6 +139,7 @@ def test_gradcheck_and_compile():
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_forward_mode_is_refused():
     scores = torch.randn(2, 3, 3)
+    bistoch.balance(scores, backend="cpu")
     with pytest.raises(NotImplementedError, match='backend="reference"'):
         torch.func.jvp(lambda s: bistoch.balance(s, backend="cpu"), (scores,), (scores,))
 

@@ -35,7 +35,7 @@ def solve(problem: Problem, value: Float[Tensor, "B m e"]) -> Solution:
         if balance.tol is not None:
             error = spread(residual, live)
             running = running & (error > balance.tol)
-            if not torch.compiler.is_compiling() and not bool(running.any()):
+            if not (torch.compiler.is_compiling() or running.is_meta) and not bool(running.any()):
                 break
             if balance.omega is None:
                 pace = choose(residual, live, error, balance.lam, row, pace)

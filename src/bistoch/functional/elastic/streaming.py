@@ -54,7 +54,7 @@ def _iterate(part: Part, balance: Balance, history: History | None) -> tuple[Ten
         if balance.tol is not None:
             error = spread(residual, totals.live())
             running &= error > balance.tol
-            if not running.any():
+            if not running.is_meta and not running.any():
                 break
             if balance.omega is None:
                 pace = choose(residual, totals.live(), error, lam, level, pace)

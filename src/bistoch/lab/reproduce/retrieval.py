@@ -269,8 +269,7 @@ STUDY = Study(
     name="retrieval",
     title="Search without hubs",
     question="Does one number per document, found by balance, improve nearest-neighbour search?",
-    source="this library; CSLS: Conneau et al., ICLR 2018; inverted softmax: Smith et al., ICLR "
-    "2017; dual softmax: Cheng et al., 2021",
+    source="this library; Smith et al., ICLR 2017; Conneau et al., ICLR 2018",
     about="Halves of FashionMNIST pictures find each other through a ridge regression to 64 "
     "principal axes. English captions of Multi30k find their translations by words (TF-IDF, 300 "
     "axes of a truncated SVD, ridge regression) or by the sentence encoder all-MiniLM-L6-v2, which "
