@@ -58,12 +58,6 @@ def test_compiling_is_announced_and_done_once(kernel, caplog):
         assert len(caplog.messages) == 1
 
 
-def test_what_compiles_quickly_is_not_announced(kernel, caplog):
-    with caplog.at_level(logging.WARNING, "bistoch"):
-        kernel(quick=True)
-    assert not caplog.messages
-
-
 def test_a_wait_is_one_line_on_stderr(tmp_path):
     """Of a program that has set nothing up, even if it makes errors of warnings."""
     code = """

@@ -158,16 +158,14 @@ def jit(function):
     return compiled
 
 
-def body(function, kind, *, quick: bool = False) -> "Kernel":
+def body(function, kind) -> "Kernel":
     """Compile a kernel that is called by its address, for floats of one kind.
 
     Its argument is the address of its job: a pointer to such floats, which tells it their kind.
-    What compiles quickly, within three seconds, is not announced.
     """
     # the disk cache looks only at the file of a function: a digest of all files is in its name
     function.__qualname__ = f"{function.__name__}_{_DIGEST}"
     kernel = Kernel(function, ((types.CPointer(kind),), types.void), {}, dict(OPTIONS), _Kernels)
-    kernel.quick = quick
     kernel.enable_caching()
     kernel.compile()
     return kernel
@@ -176,7 +174,6 @@ def body(function, kind, *, quick: bool = False) -> "Kernel":
 class Kernel(CFunc):
     """A compiled kernel, from the cache if it is there."""
 
-    quick = False
     # when the last slow one was compiled: those that follow soon need no second announcement
     _last = -PAUSE
 
@@ -199,11 +196,9 @@ class Kernel(CFunc):
                 gc.enable()
 
     def _compile_uncached(self):
-        if self.quick:
-            return super()._compile_uncached()
         if time.monotonic() - Kernel._last > PAUSE:
             _log.warning(
-                "bistoch: compiling CPU kernels for this machine, which takes up to 15 seconds; "
+                "bistoch: compiling CPU kernels for this machine, which takes 3 to 15 seconds; "
                 "later runs find them in %s",
                 getattr(self._cache, "cache_path", "no folder, since none can be written"),
             )

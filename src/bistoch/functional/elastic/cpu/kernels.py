@@ -35,7 +35,7 @@ def leader(backward: bool, dtype: torch.dtype) -> int:
 @cache
 def alone(dtype: torch.dtype) -> int:
     """Where the kernel is that solves small heads without phases."""
-    return address(solve_small, dtype, quick=True)
+    return address(solve_small, dtype)
 
 
 @cache
@@ -48,7 +48,7 @@ def plans(backward: bool, dtype: torch.dtype) -> int:
 _COMPILED: list = []
 
 
-def address(kernel, dtype: torch.dtype, *, quick: bool = False) -> int:
+def address(kernel, dtype: torch.dtype) -> int:
     """Compile a kernel for one kind of float; where it is."""
-    _COMPILED.append(body(kernel, KINDS[dtype], quick=quick))
+    _COMPILED.append(body(kernel, KINDS[dtype]))
     return _COMPILED[-1].address
