@@ -151,8 +151,10 @@ def check_assignment(plan: Tensor, result: Tensor, values: Values) -> None:
         ensure((missed <= most * plan.shape[-2]).all(), "the assignment is not the best one")
 
 
-def gradients(function: Callable[[Values], Tensor], values: Values, wanted: list[str]) -> Results:
-    """Those of a fixed weighted sum of the result."""
+def gradients(
+    function: Callable[[Values], Tensor], values: Values, wanted: list[str], **limited: int
+) -> Results:
+    """Those of a fixed weighted sum of the result, under the limits of the forward."""
     leaves = {name: values[name].detach().clone().requires_grad_() for name in wanted}
     result = function(values | leaves)
     # weights that every precision holds
@@ -161,14 +163,17 @@ def gradients(function: Callable[[Values], Tensor], values: Values, wanted: list
     found = [torch.zeros_like(leaf) for leaf in leaves.values()]
     if loss.requires_grad:
         inputs = [*leaves.values()]
-        found = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
+        with limits(**limited):
+            found = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
     return {f"gradient of {name}": x for name, x in zip(wanted, found, strict=True)}
 
 
 def check_gradient(call: Call, row: Any, values: Values) -> None:
     """Finite, of the dtype of their inputs, and those of the plan of the reference."""
     wanted = floating(values) if row.differentiable else ["value"]
-    found = gradients(lambda values: invoke(call, row.attention, **values), values, wanted)
+    found = gradients(
+        lambda values: invoke(call, row.attention, **values), values, wanted, **call.limits
+    )
     same = all(found[f"gradient of {name}"].dtype == values[name].dtype for name in wanted)
     ensure(same, "a gradient has another dtype than its input")
     if values.get("tol") is not None:
@@ -231,7 +236,9 @@ def check_scores(call: Call, seed: int) -> None:
     judge({"plan": plan}, again, values, pairs=True)
     if random.Random(seed).random() < 0.3 and values.get("tol") is None:
         wanted = floating(values)
-        found = gradients(lambda x: invoke(call, function, **x, **own), values, wanted)
+        found = gradients(
+            lambda x: invoke(call, function, **x, **own), values, wanted, **call.limits
+        )
         judge(found, lambda x: gradients(reference, x, wanted), values, pairs=True)
 
 
@@ -376,7 +383,9 @@ def check_poisoned(call: Call, seed: int) -> None:
         ensure(found[~broken].isfinite().all(), f"{what} shows in a row that it cannot reach")
         # rounding depends on how tokens lie in memory
         off = peak(found[others].double() - usual[others].double())
-        most = 16 * torch.finfo(found.dtype).eps * max(1.0, peak(usual[others].double()))
+        scores = sizes_of(clean)["score"]
+        most = torch.finfo(found.dtype).eps + torch.finfo(working(found.dtype)).eps * scores
+        most *= 16 * max(1.0, peak(usual[others].double()))
         ensure(off <= most, f"{what} changes its neighbours by {off:.3g}")
 
 

@@ -79,7 +79,7 @@ def lowrank_attention(
         pairs = Pairs(query_mask=query_mask, key_mask=key_mask)
         found = clean_values(value.to(sides.to_keys.dtype), query.shape[-2], pairs)
         output = show(sides.to_pivots @ (sides.to_keys @ found.value), found.broken)
-    return _without_padding(output, query_mask).to(query.dtype)
+    return _without_padding(output, key.shape[-2], query_mask, key_mask).to(query.dtype)
 
 
 def lowrank_plan(
@@ -133,7 +133,7 @@ def lowrank_plan(
     with full_precision(query.device):
         sides = _solve(operator, batch, query, key, options)
         plan = sides.to_pivots @ sides.to_keys
-    return _without_padding(plan, query_mask).to(query.dtype)
+    return _without_padding(plan, key.shape[-2], query_mask, key_mask).to(query.dtype)
 
 
 def fixed_pivots(rank: int, features: int) -> Float[Tensor, "rank features"]:
@@ -190,9 +190,16 @@ def _solve(
 
 
 def _without_padding(
-    rows: Float[Tensor, "*b n e"], query_mask: Bool[Tensor, "..."] | None
+    rows: Float[Tensor, "*b n e"],
+    m: int,
+    query_mask: Bool[Tensor, "..."] | None,
+    key_mask: Bool[Tensor, "..."] | None,
 ) -> Float[Tensor, "*b n e"]:
-    """Rows of padded queries are zero, also where keys are NaN: zero times NaN is not."""
+    """Rows of padded queries, and rows without a key, are zero: zero times NaN is not."""
+    if m == 0:
+        return torch.zeros_like(rows)
+    if key_mask is not None:
+        rows = rows.masked_fill(~key_mask.any(-1)[..., None, None], 0)
     return rows if query_mask is None else rows.masked_fill(~query_mask[..., None], 0)
 
 

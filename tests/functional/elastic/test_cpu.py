@@ -263,3 +263,18 @@ def test_small_heads_that_leave_the_safe_range_are_left_alone_to_the_other_kerne
     found = bistoch.elastic_attention(q, k, v, backend="cpu", iters=30)
     assert taken == [(3, True), (1, False)]
     torch.testing.assert_close(found, wanted, atol=1e-10, rtol=1e-8)
+
+
+@pytest.mark.parametrize("n", [1, 5, 8, 13])
+@pytest.mark.parametrize("workspace", [0, 1 << 20])
+def test_what_was_in_the_workspace_does_not_matter(n, workspace, monkeypatch):
+    """Also where not even a small head fits into it."""
+    empty = torch.empty
+    monkeypatch.setattr(cpu, "WORKSPACE_BYTES", workspace)
+    q, k, v = torch.randn(2, n, 3), torch.randn(2, 7, 3), torch.randn(2, 7, 4)
+    wanted = bistoch.elastic_attention(q, k, v, iters=3, backend="reference")
+    for number in (torch.nan, 3e38):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "empty", lambda *a, x=number, **o: empty(*a, **o).fill_(x))
+            found = bistoch.elastic_attention(q, k, v, iters=3, backend="cpu")
+        torch.testing.assert_close(found, wanted)

@@ -103,7 +103,7 @@ def job_form(
     start, number = runtime.team_entry()
     batch, n, m, d, e, iters, _ = sizes
     layout = _layout(sizes, backward, small, threads, limits)
-    if small and layout.stored_rows < n:
+    if small and layout.stored_rows != n:
         # only the phases work on parts of a head
         small, layout = False, _layout(sizes, backward, False, threads, limits)
     phases = {} if small else kernels.phases(backward, dtype)
