@@ -21,18 +21,19 @@ COLUMNS = {
 }  # fmt: skip
 FAMILIES = {
     "balanced": "first section: column sums are controlled by the scores of all rows",
-    "structured": "second section: plans of a special structure",
+    "structured": "second section: plans of a special structure, such as thin factors",
     "row-wise": "third section: every row is computed alone",
 }
 LEGEND = {
     "rows": "one: every row sums to one; free: rows may sum to less (* some weights are negative)",
-    "columns": "free; elastic: pulled towards equal sums, by lam; causal: pulled towards the sums "
-    "of uniform causal attention; limit: equal after many iterations; exact: always equal",
-    "gradient": "exact: of query and key; weight: of a learned matrix only; none",
-    "causal": "yes: no row depends on later rows, so it can serve a language model",
+    "columns": "free: not controlled; elastic: pulled towards equal sums, by lam; causal: pulled "
+    "towards the sums of uniform causal attention; limit: equal after many iterations; exact: "
+    "always equal",
+    "gradient": "exact: of query and key; weight: of a learned matrix only; none: only of value",
+    "causal": "yes: no row depends on later rows, as a language model needs",
     "order": "any: permuting the tokens permutes the result; fixed: positions matter",
-    "shape": "square: as many queries as keys; any",
-    "masks": "any: attention masks and padding; padding: only whole tokens; none",
+    "shape": "square: as many queries as keys; any: any numbers of both",
+    "masks": "any: attention masks and padding; padding: only masks of whole tokens; none",
 }
 # fields of an operator in the JSON, besides its options
 FIELDS = (

@@ -14,21 +14,27 @@ FILE = "vectors as .npy, .npz or .jsonl, or .txt with a text per line"
 Queries = Annotated[Path, typer.Argument(help=f"Queries: {FILE}.")]
 Documents = Annotated[Path, typer.Argument(help="Documents, in the same forms.")]
 Bank = Annotated[
-    Path | None, option("Past queries to learn from.", default="the queries", dir_okay=False)
+    Path | None,
+    option(
+        "Past queries from which the correction is computed.", default="the queries", dir_okay=False
+    ),
 ]
 Pairs = Annotated[
     str | None,
-    option("'same' if query i looks for document i, or a file: positions, a line per query."),
+    option(
+        "Right documents, for recall: 'same' if query i belongs to document i, or a file with a "
+        "position per line."
+    ),
 ]
-Lam = Annotated[float, option("Elasticity, from 0 (no correction) to 1.")]
-Eps = Annotated[str, option("Temperature in units of the scores, or auto.")]
+Lam = Annotated[float, option("Strength, from 0 (no correction) to 1 (equal shares).")]
+Eps = Annotated[str, option("Temperature in units of the scores, or auto (needs no labels).")]
 EncoderName = Annotated[
-    str | None, option("For texts: a folder with a model of transformers, or its name on the hub.")
+    str | None, option("Encodes texts: a folder with a model of transformers, or its name.")
 ]
 Cosine = Annotated[
-    bool, option("Compare directions, or inner products as they are.", "--cosine/--inner")
+    bool, option("Cosine similarity, or inner products without normalising.", "--cosine/--inner")
 ]
-Out = Annotated[Path, option("Folder for page and correction.", file_okay=False)]
+Out = Annotated[Path, option("Folder for the report and the correction.", file_okay=False)]
 
 
 @user_errors()
@@ -43,7 +49,7 @@ def retrieval(
     cosine: Cosine = True,
     out: Out = Path("retrieval-report"),
 ) -> None:
-    """Report on the hubs of a search, and write the correction that takes them away."""
+    """Find hubs (documents near to many queries) in a search, and write a correction."""
     from bistoch.lab.search import run_search
 
     options = {"bank": bank, "pairs": pairs, "lam": lam, "eps": eps, "encoder": encoder}

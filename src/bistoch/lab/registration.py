@@ -92,7 +92,7 @@ def elastic(lam: float, iters: int = 10) -> Assign:
 
 
 def slack(reach: float, iters: int = 10) -> Assign:
-    """A plan in which points may stay single, at the price of a pair at the distance `reach`."""
+    """A plan in which points may stay unmatched, at the price of a pair at the distance `reach`."""
 
     def assign(moved: Clouds, target: Clouds, sigma: float) -> Assigned:
         scores = (reach**2 - torch.cdist(moved, target).square()) / 2

@@ -17,8 +17,8 @@ class Matcher(nn.Module):
         scores = a b^T / sqrt(d),   match(scores, bin_score=bin_score, eps=exp(log_eps))
 
     Args:
-        bin_score: the score of staying single to start from; a parameter. SuperGlue starts from 1.
-        eps: the temperature to start from; its logarithm is a parameter if `learn_eps`.
+        bin_score: initial score of staying unmatched; a parameter. SuperGlue starts from 1.
+        eps: initial temperature; its logarithm is a parameter if `learn_eps`.
         learn_eps: whether the temperature is learned.
         iters, end, threshold, backend: as for `bistoch.match`.
 

@@ -18,7 +18,7 @@ class Routing(NamedTuple):
         experts: the experts of every token, the best first.
         gates: their weights, from the logits without the bias; zero where dropped.
         load: how many tokens chose each expert, before any are dropped.
-        dropped: True where a token found its expert full, or is padding.
+        dropped: True where the expert of a token was full, or the token is padding.
     """
 
     experts: Int[Tensor, "*b n k"]
@@ -28,7 +28,7 @@ class Routing(NamedTuple):
 
 
 class Router(nn.Module):
-    """Choose `top_k` experts for every token, evenly, by a bias that past batches have made.
+    """Choose `top_k` experts for every token, evenly, by a bias computed from past batches.
 
         experts = top_k(logits + bias),   gates = softmax(logits) at these,   logits = W x
         bias <- decay bias + (1 - decay) eps g,   g the column potentials of tokens over experts

@@ -25,20 +25,20 @@ def check_slack(
     has_price = row_price is not None or column_price is not None
     if bin_score is not None and has_price:
         raise ValueError(
-            f"{operator}: bin_score and prices are two forms of slack, of which a matching has "
-            "one, but both came; leave out bin_score, or row_price and column_price"
+            f"{operator}: bin_score and prices are two forms of slack, of which only one may be "
+            "given, but both are; leave out bin_score, or row_price and column_price"
         )
     if bin_score is None and not has_price:
         raise ValueError(
-            f"{operator}: bin_score, row_price or column_price must say what staying single is "
-            "worth, but all are None; pass one, or use balance if everything has a partner"
+            f"{operator}: bin_score, row_price or column_price must say what an unmatched row or "
+            "column costs, but all are None; pass one, or use balance if everything has a partner"
         )
 
 
 def check_price(
     operator: str, name: str, price: Option, shape: Sequence[int], device: torch.device
 ) -> None:
-    """Check the price of staying single: a finite number, or one for each row or column."""
+    """Check the price of staying unmatched: a finite number, or one for each row or column."""
     axes = "(*b, n)" if name == "row_price" else "(*b, m)"
     if isinstance(price, Tensor):
         check_floating(operator, name, price, axes=axes, rank=0)
@@ -49,8 +49,8 @@ def check_price(
             wrong = price.detach()[~price.isfinite()]
             raise ValueError(
                 f"{operator}: {name} must be finite everywhere, but one entry is "
-                f"{wrong[0].item():g}; leave {name} out where nothing may stay single, and "
-                "padding to query_mask and key_mask"
+                f"{wrong[0].item():g}; leave {name} out if nothing may stay unmatched, and "
+                "mark padding with query_mask and key_mask"
             )
     elif not is_number(price):
         raise TypeError(
@@ -59,8 +59,8 @@ def check_price(
         )
     elif not -float("inf") < price < float("inf"):
         raise ValueError(
-            f"{operator}: {name} must be finite, but it is {price!r}; leave {name} out where "
-            "nothing may stay single"
+            f"{operator}: {name} must be finite, but it is {price!r}; leave {name} out if "
+            "nothing may stay unmatched"
         )
 
 

@@ -17,11 +17,11 @@ from bistoch.functional.problem import full_precision
 
 
 class Match(NamedTuple):
-    """A soft matching of rows and columns, and what stayed single.
+    """A soft matching of rows and columns, and what stayed unmatched.
 
-    `plan` has no bins; `rows` and `columns` are the shares of every row and column that stayed
-    single. Each of the three also as a logarithm, for losses: minus infinity for what is forbidden
-    or padding. `pairs` is, for every row, the column with which it is mutually the best, or -1.
+    `plan` has no bins; `rows` and `columns` are the unmatched shares of every row and column.
+    The fields `log_*` are their logarithms, for losses: minus infinity for what is forbidden or
+    padding. `pairs` is, for every row, the column with which it is mutually the best, or -1.
     `error` bounds the relative error of the sums of the side that was not scaled last.
     """
 
@@ -59,18 +59,18 @@ def match(
 
     Args:
         scores: score matrices; any leading axes.
-        bin_score: the score of staying single in dustbins that take all rows and columns at most;
+        bin_score: the score of staying unmatched, in dustbins with room for all rows and columns;
             a number, or a tensor that broadcasts to the leading axes.
-        row_price, column_price: what a row or a column pays for staying single: a number, or one
-            for each, broadcastable to (*b, n) and (*b, m). A side without a price may not.
+        row_price, column_price: what an unmatched row or column costs: a number, or one for each,
+            broadcastable to (*b, n) and (*b, m). A side without a price is matched completely.
         eps: temperature, a number or a tensor that broadcasts to the leading axes.
         iters: iterations, each one row and one column step.
         tol: stop each problem at this error; a warning says when `iters` did not reach it.
         mask: boolean (True = may match) or a float bias added to the scores, as in `balance`.
         query_mask, key_mask: True where a row, a column, is real. Padding changes nothing.
         threshold: the least mass of a pair in `pairs`.
-        end: "rows" ends on a further row step: rows and their single shares sum to one. "columns"
-            ends on the last column step, as SuperGlue and RPM-Net do.
+        end: "rows" ends on a further row step: rows and their unmatched shares sum to one.
+            "columns" ends on the last column step, as SuperGlue and RPM-Net do.
         backend: as for `balance`.
 
     >>> import torch, bistoch
