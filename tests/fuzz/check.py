@@ -374,6 +374,10 @@ def check_poisoned(call: Call, seed: int) -> None:
         functions.append((row.plan, plan_values))
     if not torch.equal(*readings(row, values)):
         return
+    lam = values.get("lam")
+    if row.name in BY_COLUMNS and not isinstance(lam, Tensor) and lam == 0:
+        # columns stand still, and whether rows are told apart then is not promised
+        return
     broken = broken_rows(row, values, where)
     others = ~broken.any(-1)
     for function, given in functions:
