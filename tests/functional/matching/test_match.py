@@ -398,3 +398,22 @@ def test_compiles_into_one_graph(slack):
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     grads = [torch.autograd.grad(run(scores), scores)[0] for run in (loss, compiled)]
     torch.testing.assert_close(*grads)
+
+
+@every_form
+def test_numbers_are_not_rounded_to_single_precision(backend, slack):
+    scores = normal(N, M)
+    exact = {name: torch.tensor(x, dtype=torch.float64) for name, x in slack.items()}
+    found, wanted = (bistoch.match(scores, backend=backend, **given) for given in (slack, exact))
+    torch.testing.assert_close(found.log_plan, wanted.log_plan, rtol=0, atol=1e-13)
+
+
+@every_form
+def test_plans_in_half_precision_are_rounded_once(backend, slack):
+    scores = normal(N, M, scale=3.0).bfloat16()
+    found = bistoch.match(scores, backend=backend, **slack)
+    wanted = bistoch.match(scores.double(), backend=backend, **slack)
+    for name in ("plan", "rows", "columns"):
+        torch.testing.assert_close(
+            getattr(found, name).double(), getattr(wanted, name), rtol=5e-3, atol=1e-30
+        )

@@ -100,15 +100,18 @@ def match(
             sides, iters = sides.turned(), iters - 1
         found = solve(operator, sides, iters, tol, backend, start_on_rows=not turned)
     found = found.turned() if turned else found
-    plan, rows, columns = (x.to(scores.dtype) for x in (found.plan, found.rows, found.columns))
+    logs = found.plan, found.rows, found.columns
+    # rounded last: the exponential of a rounded logarithm would be off by as much as that
+    plan, rows, columns = (x.exp().to(scores.dtype) for x in logs)
+    log_plan, log_rows, log_columns = (x.to(scores.dtype) for x in logs)
     return Match(
-        plan=plan.exp(),
-        rows=rows.exp(),
-        columns=columns.exp(),
+        plan=plan,
+        rows=rows,
+        columns=columns,
         pairs=_mutual_best(found.plan.detach(), threshold),
-        log_plan=plan,
-        log_rows=rows,
-        log_columns=columns,
+        log_plan=log_plan,
+        log_rows=log_rows,
+        log_columns=log_columns,
         error=found.error,
     )
 
@@ -162,7 +165,8 @@ def _pose(
 
 def _over(value: Option, eps: Option, like: Tensor, *, extra: int = 0) -> Tensor:
     """A number or tensor in units of the temperature, which has so many axes less."""
-    value = torch.as_tensor(value).to(like)
+    # at once in this precision: torch would round a number of Python to float32 first
+    value = torch.as_tensor(value, dtype=like.dtype, device=like.device)
     if isinstance(eps, Tensor):
         return value / eps.to(like)[(..., *(None,) * extra)]
     return value / eps
