@@ -417,3 +417,27 @@ def test_plans_in_half_precision_are_rounded_once(backend, slack):
         torch.testing.assert_close(
             getattr(found, name).double(), getattr(wanted, name), rtol=5e-3, atol=1e-30
         )
+
+
+@every_form
+@every_end
+@pytest.mark.parametrize("low", [-6e3, -1e9, torch.finfo(torch.float32).min])
+def test_a_bias_that_forbids_a_whole_row_leaves_it_single(backend, slack, end, low):
+    scores, bias = normal(N, M).float(), torch.zeros(N, M)
+    bias[2], bias[4, 3] = low, low
+    found = bistoch.match(scores, mask=bias, end=end, backend=backend, **slack)
+    wanted = bistoch.match(scores, mask=bias == 0, end=end, backend=backend, **slack)
+    for name in ("log_plan", "log_rows", "log_columns", "pairs"):
+        torch.testing.assert_close(getattr(found, name), getattr(wanted, name))
+
+
+def test_a_low_bias_is_a_bias_where_scores_make_up_for_it_or_nothing_else_is_left():
+    scores, bias = normal(N, M), torch.zeros(N, M, dtype=torch.float64)
+    bias[2] = -6e3
+    high = scores - bias
+    found = bistoch.match(high, mask=bias, row_price=0.4, column_price=0.1)
+    wanted = bistoch.match(scores, row_price=0.4, column_price=0.1)
+    torch.testing.assert_close(found.log_plan, wanted.log_plan, rtol=0, atol=1e-9)
+    # without a price a row may not stay single, and only differences count
+    found, wanted = (bistoch.match(scores, mask=x, column_price=0.1) for x in (bias, None))
+    torch.testing.assert_close(found.log_plan, wanted.log_plan, rtol=0, atol=1e-9)

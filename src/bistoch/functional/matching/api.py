@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bistoch.functional import inputs
+from bistoch.functional._masks import FORBIDDEN, read_bias
 from bistoch.functional.elastic.api import BACKENDS
 from bistoch.functional.elastic.scores import over_eps, with_mask
 from bistoch.functional.inputs import Mask, Option
@@ -153,14 +154,32 @@ def _pose(
         else:
             price = work.new_full(side.shape, -torch.inf)
         single.append(price.masked_fill(~side, -torch.inf))
+    binned = None if bin_score is None else _over(bin_score, eps, work).expand(batch)
+    if mask is not None and mask.dtype != torch.bool:
+        work = _beside_single(work, mask, single[0] if binned is None else binned[..., None])
     return Sides(
         scores=work.masked_fill(~(real[0][..., None] & real[1][..., None, :]), -torch.inf),
         rows=real[0],
         columns=real[1],
-        bin_score=None if bin_score is None else _over(bin_score, eps, work).expand(batch),
+        bin_score=binned,
         row_slack=single[0],
         column_slack=single[1],
     )
+
+
+def _beside_single(
+    scores: Float[Tensor, "*b n m"], mask: Mask, single: Float[Tensor, "*b #n"]
+) -> Float[Tensor, "*b n m"]:
+    """Scores of rows whose biases are all very low, where a row may stay single instead.
+
+    A softmax sees only differences within a row, so `with_mask` leaves out what such biases have in
+    common. A row that may stay single does not: all its pairs are forbidden, as any pair is that is
+    so far below another choice of its row.
+    """
+    level, single = read_bias(mask, scores.dtype).level, single[..., None]
+    far = (level < 0) & (scores.detach() + level <= single.detach() - FORBIDDEN)
+    may = single > -torch.inf
+    return torch.where(may, scores + level, scores).masked_fill(far & may, -torch.inf)
 
 
 def _over(value: Option, eps: Option, like: Tensor, *, extra: int = 0) -> Tensor:
