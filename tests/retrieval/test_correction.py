@@ -103,6 +103,8 @@ def test_a_saved_correction_comes_back(tmp_path):
     with pytest.raises(ValueError, match="does not hold its documents"):
         again.report()
     np.testing.assert_array_equal(again.add(documents[:3]), correction.add(documents[:3]))
+    with pytest.raises(ValueError, match="does not hold its documents"):
+        again.report()
     (tmp_path / "half.npz").write_bytes((tmp_path / "hubs.npz").read_bytes()[:-200])
     with pytest.raises(ValueError, match="no saved correction"):
         HubCorrection.load(tmp_path / "half.npz")
@@ -129,6 +131,12 @@ def test_the_automatic_temperature_follows_the_scale_of_the_scores():
         (lambda q, d: HubCorrection(eps=-1), ValueError, "eps must be 'auto' or a positive"),
         (lambda q, d: HubCorrection(eps=float("nan")), ValueError, "eps must be"),
         (lambda q, d: HubCorrection(lam=1.5), ValueError, "lam must be a number in"),
+        (lambda q, d: HubCorrection(tol=None), (TypeError, ValueError), "tol must be"),
+        (lambda q, d: HubCorrection(tol=float("nan")), ValueError, "tol must be"),
+        (lambda q, d: HubCorrection(iters=-1), ValueError, "iters must be at least 0"),
+        (lambda q, d: HubCorrection(iters=2.5), TypeError, "iters must be a whole number"),
+        (lambda q, d: HubCorrection(eps=1e-320).fit(q, d), ValueError, "overflow float64"),
+        (lambda q, d: HubCorrection().fit(q * 1e200, d * 1e200), ValueError, "overflow float64"),
         (lambda q, d: HubCorrection().bias, RuntimeError, "call fit"),
         (lambda q, d: HubCorrection().fit(q[:0], d), ValueError, "queries must be a matrix"),
         (lambda q, d: HubCorrection().fit(q, d[0]), ValueError, "documents must be a matrix"),
@@ -149,3 +157,20 @@ def test_bad_input_gets_a_sentence(call, error, sentence):
 def test_an_unreached_tolerance_is_a_warning():
     with pytest.warns(bistoch.ConvergenceWarning, match="tol"):
         HubCorrection(eps=0.01, lam=1.0, iters=2).fit(*vectors())
+
+
+def test_the_bank_is_that_of_the_fit_whatever_becomes_of_the_queries():
+    queries, documents = vectors(dtype=np.float32)
+    correction = HubCorrection().fit(queries, documents)
+    before = correction.add(documents[:3])
+    queries *= 5
+    np.testing.assert_array_equal(correction.add(documents[:3]), before)
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", np.longdouble])
+def test_floats_that_torch_does_not_know(dtype):
+    queries, documents = vectors()
+    found = HubCorrection(eps=0.2).fit(queries.astype(dtype), documents.astype(dtype))
+    wanted = HubCorrection(eps=0.2).fit(queries, documents)
+    np.testing.assert_allclose(found.bias, wanted.bias, atol=1e-4)
+    assert found.documents(documents.astype(dtype)).dtype == np.dtype(dtype).newbyteorder("=")

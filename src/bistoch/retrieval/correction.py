@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bistoch.functional import ConvergenceWarning
+from bistoch.functional.inputs import check_count, check_finite, check_tol
 from bistoch.functional.inputs.warn import warn_caller
 from bistoch.retrieval.lists import HubReport, Occurrences
 from bistoch.retrieval.solve import solve
@@ -64,6 +65,9 @@ class HubCorrection:
         iters: int = 200,
     ) -> None:
         _check_settings(eps, lam)
+        check_finite("HubCorrection", "tol", tol, example=1e-2)
+        check_tol("HubCorrection", tol)
+        check_count("HubCorrection", "iters", iters)
         self.eps, self.lam, self.tol, self.iters = eps, lam, tol, iters
         self._fitted: _Fitted | None = None
         self._documents: list[np.ndarray | Tensor] = []
@@ -87,6 +91,12 @@ class HubCorrection:
         )
         eps = perplexity_eps(bank, found) if self.eps == "auto" else float(self.eps)
         plan = solve(bank, found, eps=eps, lam=self.lam, tol=self.tol, iters=self.iters)
+        if not math.isfinite(plan.error):
+            raise ValueError(
+                "HubCorrection.fit: the scores of queries and documents must be finite in units of "
+                f"eps={eps:.3g}, but they overflow {str(bank.dtype).removeprefix('torch.')}; take "
+                "a larger eps, or normalise the vectors"
+            )
         if plan.error > self.tol:
             warn_caller(
                 f"HubCorrection.fit: the column error is {plan.error:.2g} after {self.iters} "
@@ -94,7 +104,8 @@ class HubCorrection:
                 "smaller lam",
                 ConvergenceWarning,
             )
-        fitted = _Fitted(eps * plan.column, bank, plan.row, eps, 0.0)
+        # a copy: `add` needs the queries of the fit, whatever becomes of the caller's
+        fitted = _Fitted(eps * plan.column, bank.clone(), plan.row, eps, 0.0)
         # rankings do not see a constant in the bias, so the iterations leave it open; documents
         # that are added later need the one of this fit
         some = found[:: max(1, len(found) // 100)]
@@ -148,7 +159,9 @@ class HubCorrection:
         check_widths("documents", found, "the bank", fitted.bank.shape[1])
         bias = _column_step(fitted, found, self.lam)
         self._fitted = fitted._replace(bias=torch.cat([fitted.bias, bias]))
-        self._documents.append(documents)
+        # a loaded correction does not hold those before them
+        if self._documents:
+            self._documents.append(documents)
         return bias.cpu().numpy()
 
     def report(

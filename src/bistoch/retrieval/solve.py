@@ -59,7 +59,8 @@ def solve(
         row, total = blocks.step(row, column)
         residual = (lam * (log_mass - total.log() + column) - column).to(column)
         error = (residual.amax() - residual.amin()).item()
-        if error <= tol or iteration == iters:
+        # a NaN would stay one
+        if not error > tol or iteration == iters:
             return Solved(row, column, iteration, error)
         apart = column.new_tensor([error])
         pace = choose(residual[None], live, apart, elasticity, row[None], pace)

@@ -29,9 +29,10 @@ def append(vectors: Vectors, column: Tensor) -> Vectors:
 def as_tensor(name: str, vectors: Any) -> Tensor:
     """Vectors as a checked tensor in working precision."""
     if isinstance(vectors, np.ndarray):
-        found = (
-            torch.from_numpy(np.ascontiguousarray(vectors)) if vectors.dtype.kind == "f" else None
-        )
+        # torch knows neither other byte orders nor extended precision
+        work = np.float64 if vectors.dtype.itemsize > 4 else np.float32
+        is_float = vectors.dtype.kind == "f"
+        found = torch.from_numpy(np.ascontiguousarray(vectors, work)) if is_float else None
     else:
         found = vectors.detach() if isinstance(vectors, Tensor) else None
     if found is None or not found.is_floating_point():
