@@ -174,3 +174,11 @@ def test_floats_that_torch_does_not_know(dtype):
     wanted = HubCorrection(eps=0.2).fit(queries, documents)
     np.testing.assert_allclose(found.bias, wanted.bias, atol=1e-4)
     assert found.documents(documents.astype(dtype)).dtype == np.dtype(dtype).newbyteorder("=")
+
+
+def test_vectors_may_be_mapped_from_a_file_for_reading(tmp_path):
+    for name, found in zip(("queries", "documents"), vectors(dtype=np.float32), strict=True):
+        np.save(tmp_path / name, found)
+    mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("queries", "documents")]
+    # a warning would be an error
+    assert np.isfinite(HubCorrection().fit(*mapped).bias).all()

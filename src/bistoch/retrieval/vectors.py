@@ -1,5 +1,6 @@
 """Vectors of users: checked, in blocks, with one more coordinate."""
 
+import warnings
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -32,7 +33,10 @@ def as_tensor(name: str, vectors: Any) -> Tensor:
         # torch knows neither other byte orders nor extended precision
         work = np.float64 if vectors.dtype.itemsize > 4 else np.float32
         is_float = vectors.dtype.kind == "f"
-        found = torch.from_numpy(np.ascontiguousarray(vectors, work)) if is_float else None
+        with warnings.catch_warnings():
+            # a file that is mapped into memory for reading; nothing here writes to vectors
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            found = torch.from_numpy(np.ascontiguousarray(vectors, work)) if is_float else None
     else:
         found = vectors.detach() if isinstance(vectors, Tensor) else None
     if found is None or not found.is_floating_point():
