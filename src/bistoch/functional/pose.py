@@ -312,13 +312,13 @@ def _log_mass(
     queries = like.new_full((size,), n) if query_mask is None else query_mask.sum(-1)
     if row_mass is not None and query_mask is not None:
         queries = row_mass.masked_fill(~query_mask, 0).sum(-1)
-        queries = torch.where(queries > 0, queries, 1)
-    else:
-        queries = queries.clamp_min(1).to(like.dtype)
+    is_empty = queries == 0
+    queries = torch.where(is_empty, 1, queries).to(like.dtype)
     offered = log_mass if key_mask is None else log_mass.masked_fill(~key_mask, -torch.inf)
     offered = offered.exp().sum(-1)
     # a problem without a real query or key has no columns to balance
     if mass is not None and row_mass is not None:
-        inputs.check_equal_masses(operator, queries, offered)
+        is_empty = is_empty | (offered == 0)
+        inputs.check_equal_masses(operator, queries, torch.where(is_empty, queries, offered))
     wanted = queries / torch.where(offered > 0, offered, 1)
     return log_mass + wanted.log()[:, None]

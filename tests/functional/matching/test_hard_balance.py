@@ -123,3 +123,18 @@ def test_a_nan_shows():
         plan = bistoch.hard_balance(scores, **options)
         assert plan[1].isnan().all()
         assert plan[0].isfinite().all()
+
+
+@pytest.mark.parametrize("rows", [None, 2, [[1, 0, 2], [1, 1, 1]], [[1, 0, 2], [0, 0, 0]]])
+def test_a_problem_whose_columns_take_nothing_has_no_gradient(rows):
+    scores = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    plan = bistoch.hard_balance(
+        scores,
+        row_capacity=torch.tensor(rows) if isinstance(rows, list) else rows,
+        column_capacity=torch.tensor([[1, 0, 2, 1], [0, 0, 0, 0]]),
+        straight_through=True,
+    )
+    (grad,) = torch.autograd.grad((plan * torch.arange(4.0)).sum(), scores)
+    assert grad[0].any()
+    assert not grad[1].any()
+    assert not plan[1].any()
