@@ -149,3 +149,14 @@ def test_what_is_not_finite_shows():
 def test_wrong_input_is_one_sentence(options, error, sentence):
     with pytest.raises(error, match=sentence):
         bistoch.prototype_codes(**{"scores": torch.randn(3, 5), **options})
+
+
+@pytest.mark.parametrize("iters", [1, 2])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_a_broken_score_breaks_all_samples_of_its_problem(iters, number):
+    scores, real = torch.randn(2, 3, 4), torch.tensor([True, True, False])
+    scores[1, 0, 0] = number
+    codes = bistoch.prototype_codes(scores, iters=iters, query_mask=real, backend="reference")
+    assert codes[1, :2].isnan().all()
+    assert codes[:, 2].eq(0).all()
+    assert codes[0].isfinite().all()

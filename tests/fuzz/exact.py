@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from scipy.optimize import linprog
 from torch import Tensor
 
 import bistoch
@@ -99,24 +100,119 @@ def scores_of(values: Values, kind: str = "exact") -> Tensor:
     return scores.masked_fill(~allowed_pairs(values, kind), -math.inf)
 
 
-def elastic_oracle(values: Values, kind: str = "exact") -> Tensor:
-    """The elastic plan by the formulas of its documentation, dense and in logarithms."""
+def elastic_oracle(values: Values, kind: str = "exact", *, log: bool = False) -> Tensor:
+    """The elastic plan, or its log, by the formulas of its documentation, dense, in logarithms."""
     scores = scores_of(values, kind)
     lam, omega = (_option(values.get(name)) for name in ("lam", "omega"))
     # rows know no constant; without it, no potential is lost beside very negative scores
-    scores = scores - scores.amax(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).min)
+    level = scores.detach().amax(-1, keepdim=True)
+    scores = scores - level.clamp_min(torch.finfo(scores.dtype).min)
     mass, weight, start = (values.get(name) for name in ("column_mass", "row_mass", "start"))
     goal = 0.0 if mass is None else mass.log()[..., None, :]
     weight = torch.ones(()) if weight is None else weight[..., :, None]
     column = torch.zeros_like(scores[..., :1, :])
     column = column if start is None else column + start[..., None, :]
     for _ in range(values.get("iters", 10)):
-        row = -torch.logsumexp(scores + column, -1, keepdim=True)
-        step = goal - torch.logsumexp(
-            scores + weight.log() + row.masked_fill(row == math.inf, 0), -2, keepdim=True
-        )
+        row = -_log_sums(scores + column, -1)
+        step = goal - _log_sums(scores + weight.log() + row.masked_fill(row == math.inf, 0), -2)
         column = (1 - omega) * column + omega * lam * step.masked_fill(step == math.inf, 0)
-    return weight * (scores + column).softmax(-1).nan_to_num(0)
+    hidden = scores == -math.inf
+    logits = (scores + column).masked_fill(hidden.all(-1, keepdim=True), 0)
+    if log:
+        return (logits.log_softmax(-1) + weight.log()).masked_fill(hidden, -math.inf)
+    return weight * logits.softmax(-1).masked_fill(hidden, 0)
+
+
+def _log_sums(terms: Tensor, axis: int) -> Tensor:
+    """Of no terms minus infinity, without a gradient."""
+    none = (terms == -math.inf).all(axis, keepdim=True)
+    sums = torch.logsumexp(terms.masked_fill(none, 0), axis, keepdim=True)
+    return sums.masked_fill(none, -math.inf)
+
+
+def codes_oracle(values: Values) -> Tensor:
+    """`prototype_codes`: a column step with row potentials of zero, and all others of `balance`."""
+    if values["iters"]:
+        goal = values["column_mass"].log() if "column_mass" in values else torch.zeros(())
+        step = goal - _log_sums(scores_of(values), -2).squeeze(-2)
+        lam = values.get("lam", 1.0)
+        step = step * (lam[..., None] if isinstance(lam, Tensor) else lam)
+        start = step.masked_fill(~step.isfinite(), 0)
+        values = values | {"start": start, "iters": values["iters"] - 1}
+    return elastic_oracle(values)
+
+
+def match_oracle(values: Values) -> dict[str, Tensor]:
+    """`match` by docs/matching.md: one matrix with what stays single as its last row and column."""
+    scores, bins, eps = scores_of(values), "bin_score" in values, _option(values.get("eps"))
+    *batch, n, m = scores.shape
+    eps = eps[..., 0] if isinstance(eps, Tensor) else eps
+    real = [
+        values.get(name, torch.ones(size, dtype=torch.bool)).expand(*batch, size)
+        for name, size in (("query_mask", n), ("key_mask", m))
+    ]
+    room = [side.sum(-1, keepdim=True).to(scores).log() for side in reversed(real)]
+    # prices have no corner, and potentials of zero in place of sums
+    row_single, column_single = (scores.new_full(side.shape, -math.inf) for side in real)
+    corner = scores.new_full((*batch, 1), -math.inf)
+    if bins:
+        bin_score = torch.as_tensor(values["bin_score"], dtype=scores.dtype)[..., None] / eps
+        # a bin that has no room is not there
+        hidden = [side == -math.inf for side in room]
+        row_single, column_single, corner = (
+            bin_score.expand(x.shape).masked_fill(gone, -math.inf)
+            for x, gone in (
+                (row_single, ~real[0] | hidden[1]),
+                (column_single, ~real[1] | hidden[0]),
+                (corner, hidden[0] | hidden[1]),
+            )
+        )
+    if "row_price" in values:
+        price = -torch.as_tensor(values["row_price"], dtype=scores.dtype) / eps
+        row_single = price.expand(real[0].shape).masked_fill(~real[0], -math.inf)
+    if "column_price" in values:
+        price = -torch.as_tensor(values["column_price"], dtype=scores.dtype) / eps
+        column_single = price.expand(real[1].shape).masked_fill(~real[1], -math.inf)
+    whole = torch.cat([scores, row_single[..., None]], -1)
+    whole = torch.cat([whole, torch.cat([column_single, corner], -1)[..., None, :]], -2)
+    goals = [
+        torch.cat([torch.zeros_like(x[..., :1]).expand(*batch, k), x], -1)
+        for x, k in zip(room, (n, m), strict=True)
+    ]
+    row, column = torch.zeros_like(whole[..., :1]), torch.zeros_like(whole[..., :1, :])
+
+    def step(potential: Tensor, goal: Tensor, axis: int) -> Tensor:
+        sums = _log_sums(whole + potential, axis)
+        goal = goal.unsqueeze(axis)
+        moved = torch.where(sums == -math.inf, 0, goal.masked_fill(goal == -math.inf, 0) - sums)
+        held = torch.zeros_like(moved.narrow(-3 - axis, -1, 1))
+        short = moved.narrow(-3 - axis, 0, moved.shape[-3 - axis] - 1)
+        return moved if bins else torch.cat([short, held], -3 - axis)
+
+    for _ in range(values.get("iters", 50)):
+        row = step(column, goals[0], -1)
+        column = step(row, goals[1], -2)
+    if values.get("end", "rows") == "rows":
+        row = step(column, goals[0], -1)
+    logs = whole + row + column
+    return {
+        "log_plan": logs[..., :-1, :-1],
+        "log_rows": logs[..., :-1, -1],
+        "log_columns": logs[..., -1, :-1],
+    }
+
+
+def best_assignment(scores: Tensor, rows: Tensor, columns: Tensor) -> tuple[float, float]:
+    """Of one matrix, as a linear program: the most units, and then the largest sum of scores."""
+    n, m = scores.shape
+    allowed = (scores > -math.inf).flatten()
+    sums = torch.cat([torch.eye(n).repeat_interleave(m, 1), torch.eye(m).repeat(1, n)])[:, allowed]
+    if not sums.shape[1]:
+        return 0.0, 0.0
+    most = torch.cat([rows, columns])
+    count = -linprog(-sums[0] * 0 - 1, sums, most).fun
+    gain = -scores.flatten()[allowed]
+    return count, -linprog(gain, sums, most, sums[:1] * 0 + 1, [round(count)]).fun
 
 
 def _option(option: float | Tensor | None) -> float | Tensor:
@@ -169,6 +265,8 @@ def sizes_of(values: Values) -> dict[str, float]:
         # a row of low numbers only; those beside higher ones hide their pairs
         top = mask.double().amax(-1) if mask.shape[-1] else mask.new_zeros(())
         sizes["score"] += peak(top[top.abs() < HIDDEN])
+    for name in ("bin_score", "row_price", "column_price"):
+        sizes["score"] += cold * peak(torch.as_tensor(values.get(name, 0.0)).double())
     score = sizes["score"]
     sizes |= {"gradient of value": n, "gradient of eps": pull * n * score * cold}
     others = (
@@ -182,6 +280,9 @@ def sizes_of(values: Values) -> dict[str, float]:
         "shift",
         "tau",
         "weight",
+        "bin_score",
+        "row_price",
+        "column_price",
     )
     return sizes | {f"gradient of {name}": pull * n * (1 + score) for name in others}
 

@@ -71,6 +71,15 @@ def masses(n: int) -> tuple[str, ...]:
 
 PADDING = (*ones("5", "9", "2, 5", "1, 2, 3, 5", dtype="torch.bool"), "torch.ones(5)")
 VARIANCE = (*ones("5, 4", "5, 3", "2, 5, 4", "()"), "-torch.ones(5, 4)", "nan * torch.ones(5, 4)")
+PRICE = (
+    *NUMBERS, *ARRAYS, *each("torch.ones(5).long() | torch.ones(9) | torch.ones(4, 1, 5)"),
+    *each("torch.ones(5, device='meta') | torch.tensor(nan) | torch.tensor([0, 1, inf, 2, 3])"),
+)  # fmt: skip
+CAPACITY = (
+    *NUMBERS, *ARRAYS, *each("-1 | 1.5 | torch.ones(5) | torch.ones(5) > 0 | 1j * torch.ones(5)"),
+    *each("torch.ones(9).long() | torch.ones(4, 1, 5).long() | -torch.ones(5).long()"),
+    "torch.ones(5, device='meta').long()",
+)  # fmt: skip
 VECTORS = ones("3, 4", "3, 5", "0, 4", "4", "2, 3, 4", "()")
 ILLEGAL: dict[str, tuple[str, ...]] = {
     "query": (*TOKENS, *BESIDE, WIDER),
@@ -104,16 +113,20 @@ ILLEGAL: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("prior", "ridge"), POSITIVE),
     "noise": (*NUMBERS, *ARRAYS, "-1.0", "None"),
     "scale": (*NUMBERS, *ARRAYS, "torch.zeros(3)"),
-    **dict.fromkeys(("backend", "method", "ansatz", "correction", "pad"), WORD),
+    **dict.fromkeys(("backend", "method", "ansatz", "correction", "pad", "end"), WORD),
     "inner": (*WORD, *each("'elastic' | 'softmax(' | 'softmax(lam=1)'")),
     **dict.fromkeys(("debias", "straight_through"), FLAG),
     "generator": each("3 | 'word' | np.random.default_rng() | torch.zeros(2)"),
     "state": each("3 | 'word' | (1, 2) | torch.zeros(3) | []"),
+    "bin_score": given(OPTION),
+    **dict.fromkeys(("row_price", "column_price"), PRICE),
+    **dict.fromkeys(("row_capacity", "column_capacity"), CAPACITY),
+    "threshold": (*NUMBERS, *ARRAYS, *each("None | -0.1 | 1.5 | torch.tensor(0.5)")),
     "bogus": ("1",),
 }
 OTHERS = (
     "balance", "gumbel_balance", "elastic_potentials", "causal_elastic_step", "wasserstein_moments",
-    "prototype_codes",
+    "prototype_codes", "balance_potentials", "log_balance", "match", "hard_balance",
 )  # fmt: skip
 FUNCTIONS = (*(f"{n}_{part}" for n in bistoch.OPERATORS for part in ("attention", "plan")), *OTHERS)
 
@@ -168,6 +181,8 @@ def illegal_call(seed: int) -> Call:
         arguments[wrong] = bad.replace("{}", arguments.get(wrong, ""))
     if "iters" in parameters:
         arguments.setdefault("iters", "2")
+    if name == "match" and wrong not in ("bin_score", "row_price", "column_price"):
+        arguments["bin_score"] = "0.5"
     if wrong == "pivot_mass":
         arguments["rank"] = "3"
     return Call(f"bistoch.{name}", arguments, notes={"argument": wrong})

@@ -101,6 +101,14 @@ class Draw:
     def padding(self, length: int) -> str:
         return f"coins({self.seed()}, {self.axes(length)}, {self.pick(0.0, 0.5, 0.8, 0.8, 1.0)})"
 
+    def price(self, length: int) -> str:
+        number = self.pick("0.0", "1.5", "-20.0", f"torch.tensor({self.random.uniform(-3, 3):.4g})")
+        return number if self.chance(0.5) else self.normal(length)
+
+    def capacity(self, length: int) -> str:
+        some = f"normal({self.seed()}, {self.axes(length)}).abs().mul(1.5).long()"
+        return self.pick("0", "1", "1", "2", "5") if self.chance(0.4) else some
+
     def limits(self) -> dict[str, int]:
         """Often the usual ones; else so small that every strategy of every kernel is taken."""
         drawn = {"threads": 2 if self.chance(0.1) else 1}
@@ -159,6 +167,13 @@ OPTIONS: dict[str, Callable[[Draw], str]] = {
     "query_variance": lambda draw: draw.variance(draw.n, draw.d),
     "key_variance": lambda draw: draw.variance(draw.m, draw.d),
     "noise": lambda draw: "0.0",
+    "bin_score": lambda draw: draw.option(-3.0, 3.0, 0.0, 30.0),
+    "row_price": lambda draw: draw.price(draw.n),
+    "column_price": lambda draw: draw.price(draw.m),
+    "threshold": lambda draw: draw.pick("0.0", "0.2", "0.5", "1"),
+    "end": lambda draw: draw.pick("'rows'", "'columns'"),
+    "row_capacity": lambda draw: draw.capacity(draw.n),
+    "column_capacity": lambda draw: draw.capacity(draw.m),
 }
 # options whose defaults take long, or whose choices are the point: never left out
 ALWAYS = ("iters", "layers", "backend", "rank", "noise")
@@ -219,19 +234,51 @@ def operator_call(seed: int) -> Call:
 
 
 def scores_call(seed: int) -> Call:
-    """A call of `balance` or `gumbel_balance`; many small matrices go to a kernel of their own."""
+    """A call of `balance` or its kin; many small matrices go to a kernel of their own."""
     draw = Draw(seed)
-    name = draw.pick("balance", "balance", "balance", "gumbel_balance")
+    return given_call(draw, draw.pick("balance", "balance", "balance", "gumbel_balance"))
+
+
+def given_call(draw: Draw, name: str) -> Call:
+    """A function of scores."""
     size = draw.pick(1.0, 1.0, 1.0, 0.0, 30.0, 1e4)
     draw.batch = (19,) if draw.chance(0.1) and not draw.large else draw.batch
     shape = (*draw.batch, draw.n, draw.m)
     scores = draw.tensor(f"normal({draw.seed()}, {shape}, {draw.dtype!r}, {size})")
-    arguments = {"scores": scores} | draw_masks(draw) | draw_options(draw, getattr(bistoch, name))
+    function = getattr(bistoch, name)
+    arguments = {"scores": scores} | draw_masks(draw) | draw_options(draw, function)
+    names = inspect.signature(inspect.unwrap(function)).parameters
+    arguments = {name: text for name, text in arguments.items() if name in names}
+    if name == "prototype_codes":
+        arguments.setdefault("eps", "0.05")
+    if name == "match":
+        slack = [n for n in ("bin_score", "row_price", "column_price") if n in arguments]
+        if not slack:
+            arguments["bin_score"] = OPTIONS["bin_score"](draw)
+        elif slack[0] == "bin_score":
+            arguments = {n: text for n, text in arguments.items() if n not in slack[1:]}
+        if arguments.get("end") == "'columns'" and arguments["iters"] == "0":
+            arguments["iters"] = "1"
     return Call(f"bistoch.{name}", arguments, draw.limits())
+
+
+def logs_call(seed: int) -> Call:
+    draw = Draw(seed)
+    return given_call(draw, draw.pick("log_balance", "prototype_codes"))
+
+
+def match_call(seed: int) -> Call:
+    return given_call(Draw(seed), "match")
+
+
+def hard_call(seed: int) -> Call:
+    return given_call(Draw(seed, longest=17), "hard_balance")
 
 
 def potentials_call(seed: int) -> Call:
     draw = Draw(seed)
+    if draw.chance(0.5):
+        return given_call(draw, "balance_potentials")
     arguments = draw_tokens(draw, "query", "key") | draw_masks(draw)
     arguments |= draw_options(draw, bistoch.elastic_potentials)
     return Call("bistoch.elastic_potentials", arguments, draw.limits())
@@ -282,7 +329,8 @@ def layer_call(seed: int) -> Call:
 def poisoned_call(seed: int) -> Call:
     """A call with one number that is none: NaN or infinite, in a token or in a bias."""
     draw = random.Random(~seed)
-    call = operator_call(seed) if draw.random() < 0.8 else scores_call(seed)
+    kinds = (scores_call, scores_call, hard_call)
+    call = operator_call(seed) if draw.random() < 0.7 else draw.choice(kinds)(seed)
     places = [n for n in ("query", "key", "value", "scores", "mask") if n in call.arguments]
     name = draw.choice([n for n in places if "logical_not" not in call.arguments[n]])
     number = draw.choice(

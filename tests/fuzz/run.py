@@ -11,7 +11,10 @@ from fuzz.call import Call
 KINDS: dict[str, tuple[int, Callable[[int], Call], Callable[[Call, int], None]]] = {
     "operator": (50, legal.operator_call, check.check_operator),
     "scores": (12, legal.scores_call, check.check_scores),
-    "potentials": (4, legal.potentials_call, check.check_potentials),
+    "logs": (4, legal.logs_call, check.check_logs),
+    "match": (6, legal.match_call, check.check_match),
+    "hard": (2, legal.hard_call, check.check_hard),
+    "potentials": (6, legal.potentials_call, check.check_potentials),
     "moments": (3, legal.moments_call, check.check_moments),
     "steps": (5, legal.steps_call, check.check_steps),
     "layer": (6, legal.layer_call, check.check_layer),

@@ -5,6 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bistoch.functional import inputs
+from bistoch.functional._nonfinite import show
 from bistoch.functional.elastic.api import balance_scores
 from bistoch.functional.elastic.reference import logsumexp
 from bistoch.functional.inputs import Option
@@ -71,7 +72,12 @@ def prototype_codes(
         start = first * (lam.to(work.dtype)[..., None] if isinstance(lam, Tensor) else lam)
     pairs = ScoreOptions(1.0, None, None, query_mask, None)
     options = BalanceOptions(lam, None, max(iters - 1, 0), None, column_mass, start=start)
-    return balance_scores(operator, work, pairs, options, backend).to(scores.dtype)
+    codes = balance_scores(operator, work, pairs, options, backend).to(scores.dtype)
+    if iters != 1:
+        return codes
+    # columns have moved before `balance`, so that a broken one breaks all rows
+    broken = (total.isnan() | (total == torch.inf)).any(-1, keepdim=True)
+    return show(codes, broken if query_mask is None else broken & query_mask)
 
 
 def _log_column_sums(

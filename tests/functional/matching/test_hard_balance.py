@@ -138,3 +138,23 @@ def test_a_problem_whose_columns_take_nothing_has_no_gradient(rows):
     assert grad[0].any()
     assert not grad[1].any()
     assert not plan[1].any()
+
+
+def test_columns_without_places_have_no_gradient():
+    scores = torch.randn(2, 3, 2, requires_grad=True)
+    places = torch.tensor([[0, 0], [1, 2]])
+    plan = bistoch.hard_balance(
+        scores, row_capacity=1, column_capacity=places, straight_through=True
+    )
+    (grad,) = torch.autograd.grad((plan * torch.randn(2, 3, 2)).sum(), scores)
+    assert not plan[0].any()
+    assert not grad[0].any()
+    assert grad[1].isfinite().all()
+    assert grad[1].any()
+
+
+def test_default_places_are_as_many_as_the_mask_needs():
+    scores, mask = torch.randn(3, 3), torch.tensor([[1, 0, 0], [1, 0, 0], [1, 1, 1]]).bool()
+    plan = bistoch.hard_balance(scores, mask=mask)
+    assert torch.equal(plan.sum(-1), torch.ones(3))
+    assert torch.equal(bistoch.hard_balance(scores, mask=mask, row_capacity=1), plan)

@@ -441,3 +441,33 @@ def test_a_low_bias_is_a_bias_where_scores_make_up_for_it_or_nothing_else_is_lef
     # without a price a row may not stay single, and only differences count
     found, wanted = (bistoch.match(scores, mask=x, column_price=0.1) for x in (bias, None))
     torch.testing.assert_close(found.log_plan, wanted.log_plan, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["bin_score", "row_price"])
+def test_numbers_are_as_exact_as_the_scores(name):
+    scores = torch.randn(5, 3, dtype=torch.float64)
+    number, tensor = (
+        bistoch.match(scores, **{name: x}).plan
+        for x in (0.1, torch.tensor(0.1, dtype=torch.float64))
+    )
+    torch.testing.assert_close(number, tensor, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("slack", [{"bin_score": 0.0}, {"row_price": 0.0, "column_price": 0.0}])
+@pytest.mark.parametrize("low", [-1e4, -1e9, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("end", ["rows", "columns"])
+def test_a_row_of_low_biases_stays_single(slack, low, end):
+    scores = torch.randn(3, 4)
+    bias = torch.zeros(3, 4).index_fill(0, torch.tensor(1), low)
+    found = bistoch.match(scores, mask=bias, end=end, iters=200, **slack)
+    hidden = bistoch.match(scores, mask=bias == 0, end=end, iters=200, **slack)
+    torch.testing.assert_close(found.plan, hidden.plan)
+    torch.testing.assert_close(found.rows, hidden.rows)
+
+
+@pytest.mark.parametrize("backend", SLACK_BACKENDS)
+def test_a_tolerance_does_not_hide_a_nan(backend):
+    scores = torch.randn(5, 4)
+    scores[2, 1] = torch.nan
+    found = bistoch.match(scores, row_price=0.0, column_price=0.0, tol=0.1, backend=backend)
+    assert found.plan.isnan().all()

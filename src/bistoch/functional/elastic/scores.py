@@ -49,16 +49,24 @@ def over_eps(scores: Float[Tensor, "*b n m"], eps: Option) -> Float[Tensor, "*b 
     return work if eps == 1 else work / eps
 
 
-def with_mask(scores: Float[Tensor, "*b n m"], mask: Mask | None) -> Float[Tensor, "*b n m"]:
-    """Scores with their bias added, minus infinity where a pair is forbidden."""
+def with_mask(
+    scores: Float[Tensor, "*b n m"], mask: Mask | None, *, keep_level: bool = False
+) -> Float[Tensor, "*b n m"]:
+    """Scores with their bias added, minus infinity where a pair is forbidden.
+
+    What is common to the very low biases of a row is left out, unless its level is to be kept.
+    """
     if mask is None:
         return scores
     if mask.dtype == torch.bool:
         return scores.masked_fill(~mask, -torch.inf)
     read = read_bias(mask, scores.dtype, _range(scores))
     # what is forbidden breaks nothing: a NaN plus minus infinity would stay a NaN
-    unused = (read.bias == -torch.inf) | (read.lost & scores.isfinite())
-    return scores.masked_fill(unused, 0) + read.bias
+    unused = read.bias == -torch.inf
+    if not keep_level:
+        unused = unused | (read.lost & scores.isfinite())
+    biased = scores.masked_fill(unused, 0) + read.bias
+    return biased + read.level if keep_level else biased
 
 
 def _range(scores: Float[Tensor, "*b n m"]) -> Float[Tensor, "*b n 1"]:

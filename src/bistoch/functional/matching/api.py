@@ -142,7 +142,9 @@ def _pose(
         real.append(given.expand(*batch, length))
     if mask is not None:
         inputs.check_mask(operator, mask, scores.shape, device)
-    work = with_mask(over_eps(scores, eps), mask)
+    # a row that may stay single feels a bias that all of its pairs have
+    may_be_single = bin_score is not None or row_price is not None
+    work = with_mask(over_eps(scores, eps), mask, keep_level=may_be_single)
     single = []
     for name, price, side in (
         ("row_price", row_price, real[0]),
@@ -170,16 +172,13 @@ def _pose(
 def _beside_single(
     scores: Float[Tensor, "*b n m"], mask: Mask, single: Float[Tensor, "*b #n"]
 ) -> Float[Tensor, "*b n m"]:
-    """Scores of rows whose biases are all very low, where a row may stay single instead.
+    """Scores without the pairs of rows whose biases are all very low, where rows may stay single.
 
-    A softmax sees only differences within a row, so `with_mask` leaves out what such biases have in
-    common. A row that may stay single does not: all its pairs are forbidden, as any pair is that is
-    so far below another choice of its row.
+    They are forbidden, as any pair is that is so far below another choice of its row.
     """
     level, single = read_bias(mask, scores.dtype).level, single[..., None]
-    far = (level < 0) & (scores.detach() + level <= single.detach() - FORBIDDEN)
-    may = single > -torch.inf
-    return torch.where(may, scores + level, scores).masked_fill(far & may, -torch.inf)
+    far = (level < 0) & (scores.detach() <= single.detach() - FORBIDDEN)
+    return scores.masked_fill(far & (single > -torch.inf), -torch.inf)
 
 
 def _over(value: Option, eps: Option, like: Tensor, *, extra: int = 0) -> Tensor:

@@ -152,7 +152,13 @@ def _place_one(scores, rows, columns) -> Tensor:
     plan = np.zeros(scores.shape, np.int64)
     rows = np.where(some_row, 1 if rows is None else rows, 0)
     if columns is None:
-        columns = -(-rows.sum() // max(some_column.sum(), 1))
+        least = -(-rows.sum() // max(some_column.sum(), 1))
+        for places in range(least, rows.sum()):
+            # a mask may need more places per column
+            placed = _place_one(scores, rows, np.full(len(some_column), places))
+            if placed.sum() == rows.sum():
+                return placed
+        columns = rows.sum()
     columns = np.where(some_column, columns, 0)
     # one row and one column for every unit
     row, column = (np.repeat(np.arange(len(side)), side) for side in (rows, columns))

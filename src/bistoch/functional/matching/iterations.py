@@ -73,7 +73,8 @@ def iterate(
             found = row, step(scores.mT, row, slack.column)
         row, column = found
         if tol is not None and column.shape[-1]:
-            running = running & ((column - columns[-1]).detach().abs().amax(-1) > tol)
+            # a NaN is no reason to stop: it must reach all rows
+            running = running & ~((column - columns[-1]).detach().abs().amax(-1) <= tol)
             if not torch.compiler.is_compiling() and not bool(running.any()):
                 break
             column = torch.where(running[..., None], column, columns[-1])
