@@ -255,3 +255,15 @@ def test_nested_tensors_are_refused_with_a_remedy(backend):
     ragged = torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(5, 4)], layout=torch.jagged)
     with pytest.raises(TypeError, match=r"to_padded_tensor.*query_mask and key_mask"):
         bistoch.elastic_attention(ragged, ragged, ragged, backend=backend)
+
+
+@ignores_torch
+def test_constants_of_a_transform_are_not_kept():
+    # sizes that no other test has
+    q = torch.randn(3, 2, 11, 4)
+    for call in (torch.func.vmap(lambda x: bistoch.balance(x @ x.mT, lam=0.37)), torch.func.grad(
+        lambda x: bistoch.elastic_attention(x, x, x, lam=0.37).sum())):  # fmt: skip
+        call(q)
+    assert bistoch.elastic_attention(q[0], q[0], q[0], lam=0.37).isfinite().all()
+    assert bistoch.elastic_attention(q, q, q, lam=0.37).isfinite().all()
+    assert bistoch.balance(q[0] @ q[0].mT, lam=0.37).isfinite().all()

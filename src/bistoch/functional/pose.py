@@ -266,7 +266,13 @@ def _filled(shape: tuple[int, ...], number: float, like: Tensor) -> Tensor:
 
 
 def _is_watched() -> bool:
-    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    """Whether what is made now may belong to a compiler, a trace, a transform or a mode."""
+    return (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
 
 
 @lru_cache(maxsize=256)
