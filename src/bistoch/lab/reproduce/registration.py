@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bistoch.lab.data import load
-from bistoch.lab.drawing import PALETTE, QUIET, legend, row, tidy
+from bistoch.lab.drawing import PALETTE, QUIET, legend_beside, row, tidy
 from bistoch.lab.registration import (
     Assign,
     Motion,
@@ -243,7 +243,7 @@ def figure(results: Results) -> Any:
     tidy(axes, "rotations found within 10 degrees (%)", "lam: 0 is softmax, 1 is full balance")
     tidy(beside, "other methods")
     beside.set_xlim(-0.5, 1.5)
-    legend(axes)
+    legend_beside(made, axes)
     return made
 
 

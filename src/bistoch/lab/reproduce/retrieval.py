@@ -234,6 +234,9 @@ def sections(results: Results, report: Report, _: Any) -> None:
         )
 
 
+TITLES = {"known": "queries known", "bank": "other queries", "distractors": "with distractors"}
+
+
 def figure(results: Results) -> Any:
     """Gain in R@1 over cosine search, one panel per regime."""
     sources = list(dict.fromkeys(source for source, _ in places(results)))
@@ -258,8 +261,7 @@ def figure(results: Results) -> Any:
             )  # fmt: skip
         axes.axvline(0, color=QUIET, linewidth=1)
         axes.set_yticks(range(len(sources)), sources)
-        title = "with distractors" if regime == "distractors" else f"from {REGIMES[regime]}"
-        tidy(axes, f"bias {title}", "R@1 over cosine search, points")
+        tidy(axes, TITLES[regime], "R@1 over cosine search, points")
     axes_of[0][0].invert_yaxis()
     legend_beside(made, axes_of[0][0])
     return made
