@@ -173,6 +173,12 @@ def match_oracle(values: Values) -> dict[str, Tensor]:
     if "column_price" in values:
         price = -torch.as_tensor(values["column_price"], dtype=scores.dtype) / eps
         column_single = price.expand(real[1].shape).masked_fill(~real[1], -math.inf)
+    mask = values.get("mask")
+    if mask is not None and mask.dtype != torch.bool and m:
+        # where all biases of a row are low, the row stays single
+        low = mask.double().amax(-1, keepdim=True) <= -FORBIDDEN
+        far = low & (scores.detach() <= row_single[..., None].detach() - FORBIDDEN)
+        scores = scores.masked_fill(far & (row_single[..., None] > -math.inf), -math.inf)
     whole = torch.cat([scores, row_single[..., None]], -1)
     whole = torch.cat([whole, torch.cat([column_single, corner], -1)[..., None, :]], -2)
     goals = [
