@@ -29,7 +29,13 @@ def cayley(generator: Complex[Tensor, "B n n"]) -> Complex[Tensor, "B n n"]:
     long = generator.to(torch.complex128)
     identity = torch.eye(long.shape[-1], dtype=long.dtype, device=long.device)
     # (1 + x)/(1 - x) = 2/(1 - x) - 1
-    return (2 * torch.linalg.inv(identity - 0.5j * long) - identity).to(generator.dtype)
+    unitary = 2 * torch.linalg.inv(identity - 0.5j * long) - identity
+    if generator.dtype == long.dtype:
+        # and the double has no double: one step of Newton's towards the nearest unitary matrix
+        # repairs rounding, which has no slope
+        near = unitary.detach()
+        unitary = unitary + near @ (identity - near.mH @ near) / 2
+    return unitary.to(generator.dtype)
 
 
 def exponential(generator: Complex[Tensor, "B n n"]) -> Complex[Tensor, "B n n"]:

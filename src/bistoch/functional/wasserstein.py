@@ -189,8 +189,9 @@ def _longer_tokens(
         if key_mask is not None:
             # what a padded key holds is nobody's concern, also where it is squared
             key = torch.where(key_mask[..., None], key, 0)
-        # distances do not feel a shift, their rounding does: measure from the middle of the keys
-        middle = key.detach().sum(-2, keepdim=True)
+        # distances do not feel a shift, their rounding does: measure from the middle of the keys,
+        # but not of those that are not finite, which only the queries that see them may notice
+        middle = key.detach().nan_to_num(0, 0, 0).sum(-2, keepdim=True)
         if key_mask is None:
             middle = middle / max(key.shape[-2], 1)
             query, key = query - middle, key - middle

@@ -73,6 +73,17 @@ def larger(typing, a, b):
 
 
 @intrinsic
+def rounded_sum(typing, a, b):
+    """The sum of two floats, rounded before it is used: never reassociated with another one."""
+
+    def generate(context, builder, signature, arguments):
+        # an instruction with a flag of its own is given no others
+        return builder.fadd(*arguments, flags=("contract",))
+
+    return a(a, b), generate
+
+
+@intrinsic
 def _fused(typing, a, b, c):
     """The sum `a * b + c` rounded once, and safe from being reassociated."""
 

@@ -130,7 +130,8 @@ def load(job, first, space, like):
                 # a row without any key stays at minus infinity
                 row[j, lane] -= highest if highest > -np.inf else like(0)
         exponentiate(flat(row))
-    find_dead(flat(shut), flat(over_keys(job, space, DEAD, like)), flat(log_mass))
+    dead, column = over_keys(job, space, DEAD, like), over_keys(job, space, COLUMN, like)
+    find_dead(flat(shut), flat(dead), flat(log_mass), flat(column))
 
 
 @jit
@@ -142,12 +143,13 @@ def open_allowed(scores, shut):
 
 
 @jit
-def find_dead(shut, dead, log_mass):
-    """One for a key that no query may see: with a total of one and mass one it never moves."""
+def find_dead(shut, dead, log_mass, column):
+    """One for a key that no query may see: from zero, with a total and a mass of one, it rests."""
     one, zero = dead.dtype.type(1), dead.dtype.type(0)
     for r in range(len(shut)):
         dead[r] = one if shut[r] < zero else zero
         log_mass[r] = zero if shut[r] < zero else log_mass[r]
+        column[r] = zero if shut[r] < zero else column[r]
 
 
 @jit

@@ -40,6 +40,7 @@ from bistoch.functional.kernels.runtime import (
     larger,
     logarithm,
     no_inline,
+    rounded_sum,
     size_of,
     take_next,
 )
@@ -202,11 +203,13 @@ def rescue_totals(job, index, space, total, peak, like):
                         f += logarithm(row_mass(job, index, i, like))
                     if sweep == 0:
                         for j in range(m):
-                            peak[j] = larger(peak[j], row[j] + f)
+                            peak[j] = larger(peak[j], rounded_sum(row[j], f))
                     else:
                         for j in range(m):
                             if peak[j] > -np.inf:
-                                total[j] += exponential(row[j] + f - peak[j])
+                                # f - peak first would round otherwise than the peak did, by far
+                                # more than one for scores of 1e9
+                                total[j] += exponential(rounded_sum(row[j], f) - peak[j])
 
 
 @jit
