@@ -34,10 +34,21 @@ def test_the_two_agree_to_third_order():
 
 @pytest.mark.parametrize("unitary", [cayley, exponential])
 @pytest.mark.parametrize("size", [0.0, 1.0, 1e3, 1e6])
-def test_unitary_for_any_size_in_single_precision(unitary, size):
-    matrix = unitary(generators(2, n=13, size=size).to(torch.complex64))
-    identity = torch.eye(13, dtype=torch.complex64).expand(2, 13, 13)
-    torch.testing.assert_close(matrix @ matrix.mH, identity, atol=3e-6, rtol=0)
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_unitary_for_any_size(unitary, size, dtype):
+    matrix = unitary(generators(2, n=13, size=size).to(dtype))
+    identity = torch.eye(13, dtype=dtype).expand(2, 13, 13)
+    tolerance = 25 * torch.finfo(dtype).eps
+    torch.testing.assert_close(matrix @ matrix.mH, identity, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("unitary", [cayley, exponential])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_unitary_for_large_scores_of_low_rank(unitary, dtype):
+    q, k = torch.randn(2, 50, 3, 1, dtype=torch.float64) * 150
+    matrix = unitary(hermitian(q @ k.mT).to(dtype))
+    off = matrix @ matrix.mH - torch.eye(3, dtype=dtype)
+    assert off.abs().max() < 25 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("unitary", [cayley, exponential])

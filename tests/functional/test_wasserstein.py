@@ -230,3 +230,14 @@ def test_a_negative_variance_of_values_is_told():
     x = torch.randn(5, 4)
     with pytest.raises(ValueError, match="value_variance must be finite and not negative"):
         bistoch.wasserstein_moments(x, x, x, -x.abs())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_a_key_that_nobody_sees_may_be_anything(backend, number):
+    q, k = torch.randn(2, 3, 5), torch.randn(2, 7, 5)
+    mask = torch.arange(7) != 3
+    wanted = bistoch.wasserstein_plan(q, k, mask=mask, backend=backend)
+    k[:, 3] = number
+    found = bistoch.wasserstein_plan(q, k, mask=mask, backend=backend)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)

@@ -183,7 +183,9 @@ def check_gradient(call: Call, row: Any, values: Values) -> None:
     ensure(same, "a gradient has another dtype than its input")
     if values.get("tol") is not None:
         # one iteration more or less is another gradient, and half precision does not hold them all
-        finite = all((~x.isnan() if x.itemsize == 2 else x.isfinite()).all() for x in found.values())
+        finite = all(
+            (~x.isnan() if x.itemsize == 2 else x.isfinite()).all() for x in found.values()
+        )
         ensure(finite, "a gradient is not finite")
     elif row.differentiable:
 

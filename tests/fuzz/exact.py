@@ -267,6 +267,7 @@ def sizes_of(values: Values) -> dict[str, float]:
         sizes |= {"gradient of query": pull * sharp * k, "gradient of key": pull * sharp * q * n}
         if "query_variance" in values or "key_variance" in values:
             sizes["score"] = 2 * sharp * (q**2 + k**2 + 8 * query.shape[-1])
+            sizes["gradient of key"] = 2 * pull * sharp * (q + k) * n
     if mask is not None and mask.dtype != torch.bool:
         # a row of low numbers only; those beside higher ones hide their pairs
         top = mask.double().amax(-1) if mask.shape[-1] else mask.new_zeros(())

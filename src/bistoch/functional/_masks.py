@@ -15,7 +15,8 @@ class Bias(NamedTuple):
     """A float mask as the operators use it.
 
     `level` is what was taken from all entries of a row in which all of them are very low, and is
-    zero in other rows. `lost` marks rows so low that beside their bias no score has a digit left.
+    zero in other rows. `lost` marks rows so low that beside their bias scores do not differ, though
+    they do by themselves.
     """
 
     bias: Float[Tensor, "*M #n #m"]
@@ -54,7 +55,8 @@ def read_bias(
     below = bias - top
     is_low = (top < -FORBIDDEN) & (top > -torch.inf)
     level = torch.where(is_low, top, 0)
-    lost = is_low & (-top * torch.finfo(dtype).eps > (1 if reach is None else reach))
+    rounding, differ = -top * torch.finfo(dtype).eps, 1 if reach is None else reach
+    lost = is_low & (rounding > differ) & (differ > 0)
     forbidden = below.detach() + (0 if reach is None else reach) <= -FORBIDDEN
     return Bias(torch.where(is_low, below, bias).masked_fill(forbidden, -torch.inf), level, lost)
 

@@ -45,3 +45,15 @@ def test_a_broken_head_breaks_no_other(backend):
     for ours, theirs in zip(differentiate(scores), wanted, strict=True):
         torch.testing.assert_close(ours[[0, 2]], theirs[[0, 2]])
         assert ours[1].isnan().all()
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_row_potentials_of_rows_of_low_biases(m):
+    # all scores of a row are equal, so beside the bias they do not differ more than it is rounded
+    scores = draw(4, 5, 1).expand(4, 5, m).clone().requires_grad_()
+    mask = torch.full((5, m), -1e5, dtype=torch.float64)
+    found = bistoch.balance_potentials(scores, mask=mask, iters=1)
+    logits = scores + mask + found.column[:, None, :]
+    torch.testing.assert_close(found.row, -logits.logsumexp(-1), atol=1e-9, rtol=0)
+    (slope,) = torch.autograd.grad(found.row.sum(), scores)
+    torch.testing.assert_close(slope.sum(-1), -torch.ones(4, 5).double(), atol=1e-9, rtol=0)

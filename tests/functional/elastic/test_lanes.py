@@ -167,3 +167,18 @@ def test_more_iterations_than_the_workspace_holds_go_another_way(monkeypatch):
     monkeypatch.setattr(cpu, "WORKSPACE_BYTES", 1 << 16)
     monkeypatch.setattr(lanes, "solve", lambda problem: pytest.fail("the workspace is too small"))
     torch.testing.assert_close(bistoch.balance(scores, iters=30, backend="cpu"), wanted)
+
+
+@pytest.mark.filterwarnings("ignore::bistoch.ConvergenceWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_start_of_a_key_that_nobody_sees_chooses_no_step(dtype):
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(19, 17, 3, generator=generator, dtype=dtype)
+    start = torch.randn(19, 3, generator=generator, dtype=dtype)
+    hidden = torch.arange(19) % 4
+    key_mask = torch.arange(3) != hidden[:, None]
+    plans = [
+        bistoch.balance(scores, start=start, key_mask=key_mask, iters=2, tol=1e-9, backend=backend)
+        for backend in ("cpu", "reference")
+    ]
+    torch.testing.assert_close(*plans, atol=1e-5 if dtype == torch.float32 else 1e-12, rtol=0)

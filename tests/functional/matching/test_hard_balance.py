@@ -158,3 +158,15 @@ def test_default_places_are_as_many_as_the_mask_needs():
     plan = bistoch.hard_balance(scores, mask=mask)
     assert torch.equal(plan.sum(-1), torch.ones(3))
     assert torch.equal(bistoch.hard_balance(scores, mask=mask, row_capacity=1), plan)
+
+
+@pytest.mark.parametrize("low", [-1e4, -1e9, torch.finfo(torch.float32).min])
+def test_a_row_of_low_biases_is_placed_last(low):
+    scores = torch.tensor([[9.0, 8.5], [1.0, 2.0], [4.0, 3.0]])
+    bias = torch.tensor([low, 0.0, 0.0])[:, None].expand(3, 2)
+    plan = bistoch.hard_balance(scores, mask=bias, column_capacity=1)
+    assert plan.tolist() == [[0, 0], [0, 1], [1, 0]]
+    # with a place for all, its own scores decide, unless they have no digit left beside the bias
+    plan = bistoch.hard_balance(scores, mask=bias, column_capacity=torch.tensor([1, 2]))
+    assert plan.sum() == 3
+    assert low < -1e4 or plan.tolist() == [[0, 1], [0, 1], [1, 0]]

@@ -60,20 +60,22 @@ def with_mask(
         return scores
     if mask.dtype == torch.bool:
         return scores.masked_fill(~mask, -torch.inf)
-    read = read_bias(mask, scores.dtype, _range(scores))
+    lowest, highest = _extremes(scores)
+    read = read_bias(mask, scores.dtype, (highest - lowest).clamp_min(0))
     # what is forbidden breaks nothing: a NaN plus minus infinity would stay a NaN
-    unused = read.bias == -torch.inf
-    if not keep_level:
-        unused = unused | (read.lost & scores.isfinite())
-    biased = scores.masked_fill(unused, 0) + read.bias
-    return biased + read.level if keep_level else biased
+    allowed = scores.masked_fill(read.bias == -torch.inf, 0)
+    if keep_level:
+        return allowed + read.bias + read.level
+    # beside their bias the scores of such a row do not differ, but their level is more than zero
+    return torch.where(read.lost & scores.isfinite(), highest, allowed) + read.bias
 
 
-def _range(scores: Float[Tensor, "*b n m"]) -> Float[Tensor, "*b n 1"]:
-    """By how much the finite scores of a row differ."""
+def _extremes(
+    scores: Float[Tensor, "*b n m"],
+) -> tuple[Float[Tensor, "*b n 1"], Float[Tensor, "*b n 1"]]:
+    """The lowest and the highest of the finite scores of a row."""
     if scores.shape[-1] == 0:
-        return scores.sum(-1, keepdim=True)
+        return (scores.sum(-1, keepdim=True),) * 2
     is_number, scores = scores.isfinite(), scores.detach()
-    highest = scores.masked_fill(~is_number, -torch.inf).amax(-1, keepdim=True)
     lowest = scores.masked_fill(~is_number, torch.inf).amin(-1, keepdim=True)
-    return (highest - lowest).clamp_min(0)
+    return lowest, scores.masked_fill(~is_number, -torch.inf).amax(-1, keepdim=True)

@@ -5,6 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bistoch.functional import inputs
+from bistoch.functional._masks import read_bias
 from bistoch.functional._nonfinite import clean_scores, show
 from bistoch.functional.elastic.api import balance_scores
 from bistoch.functional.elastic.scores import pose_given
@@ -14,6 +15,9 @@ from bistoch.functional.pose import BalanceOptions, ScoreOptions
 from bistoch.functional.problem import dense_scores, full_precision
 
 Capacity = int | Int[Tensor, "..."]
+
+# biases below this leave few digits of the scores to a sum of both in float64
+LOWEST = -1e12
 
 
 def hard_balance(
@@ -33,8 +37,9 @@ def hard_balance(
         P = argmax <S, P> over whole numbers: rows sum to row_capacity, columns to at most theirs
 
     As many units are placed as both sides and the mask leave room for, and those for the largest
-    sum of scores; a pair may get several. Exact, by `scipy.optimize.linear_sum_assignment`, one
-    problem at a time on the CPU, with one row and column for every unit.
+    sum of scores and biases; a pair may get several. Exact, by
+    `scipy.optimize.linear_sum_assignment`, one problem at a time on the CPU, with one row and
+    column for every unit.
 
     Args:
         scores: score matrices; any leading axes.
@@ -77,7 +82,7 @@ def hard_balance(
         if rows is None and columns is None:
             plan = assign(work)[..., None] == torch.arange(m, device=device)
         else:
-            plan = place(work, rows, columns)
+            plan = place(work, _levels(mask, work, batch), rows, columns)
     plan = show(plan.to(scores.dtype), broken).reshape(scores.shape)
     if not straight_through:
         return plan
@@ -93,6 +98,16 @@ def _expand(
         return None
     capacity = torch.as_tensor(capacity, device=device).to(torch.int64)
     return capacity.expand(shape).reshape(size, shape[-1])
+
+
+def _levels(
+    mask: Mask | None, scores: Float[Tensor, "B n m"], batch: list[int]
+) -> Float[Tensor, "B n"] | None:
+    """What the very low biases of a row have in common, which its scores are without."""
+    if mask is None or mask.dtype == torch.bool:
+        return None
+    level = read_bias(mask, scores.dtype).level.squeeze(-1)
+    return level.expand(*batch, scores.shape[-2]).reshape(scores.shape[:-1])
 
 
 def _soft(
@@ -124,46 +139,61 @@ def _soft(
 
 
 @torch.library.custom_op("bistoch::place", mutates_args=())
-def place(scores: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
-    """How many units every pair of each matrix gets; minus infinity is a forbidden pair."""
+def place(
+    scores: Tensor, levels: Tensor | None, rows: Tensor | None, columns: Tensor | None
+) -> Tensor:
+    """How many units every pair of each matrix gets; minus infinity is a forbidden pair.
+
+    The levels are parts of the scores that a whole row has in common: they decide who gets a place
+    where there is not one for all.
+    """
     matrices = scores.detach().cpu().double().numpy()
+    sides = [None if side is None else side.cpu().numpy() for side in (levels, rows, columns)]
     plans = [
-        _place_one(
-            matrix, *(None if side is None else side[at].cpu().numpy() for side in (rows, columns))
-        )
+        _place_one(matrix, *(None if side is None else side[at] for side in sides))
         for at, matrix in enumerate(matrices)
     ]
     if not plans:
         return scores.new_empty(scores.shape, dtype=torch.int64)
-    return torch.stack(plans).to(scores.device)
+    return torch.stack([torch.from_numpy(plan) for plan in plans]).to(scores.device)
 
 
 @place.register_fake
-def _(scores, rows, columns):
+def _(scores, levels, rows, columns):
     return scores.new_empty(scores.shape, dtype=torch.int64)
 
 
-def _place_one(scores, rows, columns) -> Tensor:
+def _place_one(scores, levels, rows, columns):
+    """The plan of one matrix of numpy."""
     import numpy as np
-    from scipy.optimize import linear_sum_assignment
 
     allowed = scores > -np.inf
     some_row, some_column = allowed.any(1), allowed.any(0)
-    plan = np.zeros(scores.shape, np.int64)
     rows = np.where(some_row, 1 if rows is None else rows, 0)
-    if columns is None:
-        least = -(-rows.sum() // max(some_column.sum(), 1))
-        for places in range(least, rows.sum()):
-            # a mask may need more places per column
-            placed = _place_one(scores, rows, np.full(len(some_column), places))
-            if placed.sum() == rows.sum():
-                return placed
-        columns = rows.sum()
-    columns = np.where(some_column, columns, 0)
-    # one row and one column for every unit
+    if columns is not None:
+        columns = np.where(some_column, columns, 0)
+        plan = _place_units(scores, rows, columns)
+        if plan.sum() < rows.sum() and levels is not None and levels.any():
+            plan = _place_units(scores + np.maximum(levels, LOWEST)[:, None], rows, columns)
+        return plan
+    least = -(-rows.sum() // max(some_column.sum(), 1))
+    for places in range(least, rows.sum()):
+        # a mask may need more places per column
+        plan = _place_units(scores, rows, np.where(some_column, places, 0))
+        if plan.sum() == rows.sum():
+            return plan
+    return _place_units(scores, rows, np.where(some_column, rows.sum(), 0))
+
+
+def _place_units(scores, rows, columns):
+    """The best assignment with one row and one column for every unit."""
+    import numpy as np
+    from scipy.optimize import linear_sum_assignment
+
+    allowed, plan = scores > -np.inf, np.zeros(scores.shape, np.int64)
     row, column = (np.repeat(np.arange(len(side)), side) for side in (rows, columns))
     if not len(row) or not len(column):
-        return torch.from_numpy(plan)
+        return plan
     units = scores[np.ix_(row, column)]
     try:
         found = linear_sum_assignment(units, maximize=True)
@@ -174,4 +204,4 @@ def _place_one(scores, rows, columns) -> Tensor:
         found = linear_sum_assignment(np.where(units > -np.inf, units, worst), maximize=True)
     at = row[found[0]], column[found[1]]
     np.add.at(plan, at, allowed[at].astype(np.int64))
-    return torch.from_numpy(plan)
+    return plan
