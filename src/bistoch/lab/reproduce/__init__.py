@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from bistoch.lab.reproduce import (
     causal_lm,
+    cooccurrence,
     hubs,
     jigsaw,
     prototypes,
@@ -36,6 +37,7 @@ STUDIES = MappingProxyType({
         registration.STUDY,
         sorting.STUDY,
         jigsaw.STUDY,
+        cooccurrence.STUDY,
     )
 })  # fmt: skip
 
