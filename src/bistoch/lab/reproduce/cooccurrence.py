@@ -136,7 +136,7 @@ def checks(results: Results) -> list[Verdict]:
               lambda r: f"{margins_hold(r):g}"),
         every(SOFTMAX, lambda r: r["other_moved"] < r["moved"] / 3,
               "softmax: scores of other words move by less than a third of the four (ratio)",
-              lambda r: f"{r['other_moved'] / r['moved']:.3f}"),
+              lambda r: f"{r['other_moved'] / max(r['moved'], 1e-30):.3g}"),
         every(BALANCED, lambda r: r["moved"] < 1e-6 * r["scores"],
               "balanced, every query read: attention is never moved (change over score)",
               lambda r: f"{r['moved'] / r['scores']:.0e}"),
