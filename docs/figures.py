@@ -23,6 +23,7 @@ from making.pace_rivals import pace_rivals
 from making.search import search_gain
 from making.studies import (
     causal_lm,
+    cooccurrence,
     encoder_sinks,
     hubs,
     lookup_sinks,
@@ -44,6 +45,7 @@ def main() -> None:
         flow_clusters, causal_updates, causal_local, causal_heads, causal_blocks, causal_lm, pace,
         pace_gradient, pace_rivals, lab_fashion, lab_fashion_long, lab_points, lab_text, lab_scores,
         search_gain, retrieval, hubs, prototypes, router, registration, sorting, jigsaw,
+        cooccurrence,
     ):  # fmt: skip
         measure()
         print(f"done: {measure.__name__}")

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from bistoch.lab.reproduce import causal_lm as causal_study
+from bistoch.lab.reproduce import cooccurrence as cooccurrence_study
 from bistoch.lab.reproduce import hubs as hubs_study
 from bistoch.lab.reproduce import prototypes as prototype_study
 from bistoch.lab.reproduce import rank_decay as rank_study
@@ -56,6 +57,17 @@ def prototypes() -> None:
         put_table("prototypes.md", name, *table[:2])
     asked = prototype_study.checks(results)
     put_table("prototypes.md", "prototypes_verdicts", ("asked", "measured", "holds"), asked)
+
+
+def cooccurrence() -> None:
+    """Two words that occur together; from the record of the study."""
+    results = read_record(RECORDS / "cooccurrence.json")
+    save(cooccurrence_study.figure(results), "cooccurrence")
+    put_table(
+        "cooccurrence.md", "cooccurrence_operators", *cooccurrence_study.tables(results)[0][:2]
+    )
+    asked = cooccurrence_study.checks(results)
+    put_table("cooccurrence.md", "cooccurrence_verdicts", ("asked", "measured", "holds"), asked)
 
 
 def router() -> None:
