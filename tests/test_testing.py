@@ -9,14 +9,12 @@ from bistoch.testing import assert_causal
 N = 13
 PAST = torch.ones(N, N, dtype=torch.bool).tril()
 CAUSAL = [row for row in bistoch.OPERATORS.values() if row.causal]
-# options with which thirteen tokens are enough to see what an operator does
-SMALL = {"delta": {"window": 3, "sink": 1, "stride": 2}, "causal_elastic": {"block": 3}}
 
 
 def attend(row, **options):
     # an operator that takes no mask over pairs is causal by itself
     hidden = {"mask": PAST} if row.masks == "any" else {}
-    options = SMALL.get(row.name, {}) | hidden | options
+    options = dict(row.small) | hidden | options
     return lambda q, k, v: row.attention(q, k, v, **options)
 
 

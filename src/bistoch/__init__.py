@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# rooms that are loaded when they are named, as `bistoch.nn.Attention`
-_ROOMS = ("analysis", "flows", "functional", "models", "nn", "retrieval", "testing")
+# packages that are loaded when they are named, as `bistoch.nn.Attention`
+_PACKAGES = ("analysis", "flows", "functional", "models", "nn", "retrieval", "testing")
 
 watch_forks()
 
@@ -42,7 +42,7 @@ def _load(module: str) -> Any:
 
 def __getattr__(name: str) -> Any:
     # `bistoch --help` imports this file, and should not have to wait for torch
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return _load(name)
     if not name.startswith("_"):
         public = vars(_load("_public"))
@@ -55,4 +55,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     public = (name for name in vars(_load("_public")) if not name.startswith("_"))
-    return sorted({*globals(), *_ROOMS, *public})
+    return sorted({*globals(), *_PACKAGES, *public})

@@ -44,7 +44,7 @@ def openmp_library() -> Any:
 
 
 def use_one_thread_after_a_lost_team() -> None:
-    """Notice a fork that nobody announced, by code that is not Python's."""
+    """Notice a fork by code that is not Python's, which calls no hooks."""
     if os.getpid() != _State.process:
         _State.ended = False
         _in_child()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import bistoch
+import bistoch.flows.cloud as cloud_module
 from bistoch.flows import (
     FrozenWarning,
     barycentric_projection,
@@ -287,3 +288,12 @@ def test_a_flow_is_checked_before_the_first_state(change, sentence):
         heat_flow(torch.tensor([[0.0], [1.0]]), 1.0, **options)
     with pytest.raises(TypeError, match="heat_flow: eps must be a number"):
         heat_flow(torch.zeros(2, 1), 1.0, "0.1")
+
+
+def test_a_flow_is_checked_once(cloud, monkeypatch):
+    checked = []
+    check = cloud_module.check_cloud
+    monkeypatch.setattr(cloud_module, "check_cloud", lambda *a: (checked.append(a), check(*a)))
+    states = list(heat_flow(cloud(17, 2), 1.0, 0.25, weights=torch.ones(17), direction="cluster"))
+    assert len(states) == 5
+    assert len(checked) == 1

@@ -6,7 +6,7 @@ import torch
 
 import bistoch
 from bistoch.flows import barycentric_projection, self_transport
-from bistoch.flows.cloud import Cloud, soft_minimum
+from bistoch.flows.cloud import Cloud, pair, soft_minimum
 from bistoch.flows.transport import SHARES
 
 
@@ -41,13 +41,21 @@ def test_weights_are_the_marginals_and_repeat_particles(cloud):
     torch.testing.assert_close(repeated.potential, found.potential[copies], rtol=0, atol=1e-9)
 
 
-def test_massless_particles_see_and_are_not_seen(cloud):
+@pytest.mark.parametrize("lam", [0.0, 0.6, 1.0])
+def test_massless_particles_see_and_are_not_seen(cloud, lam):
     x = cloud(17, 2)
     weights = torch.ones(17, dtype=torch.float64)
     weights[:4] = 0
-    found = self_transport(x, 0.3, weights=weights, tol=1e-11)
-    without = self_transport(x[4:], 0.3, tol=1e-11)
+    found = self_transport(x, 0.3, weights=weights, tol=1e-11, lam=lam)
+    without = self_transport(x[4:], 0.3, tol=1e-11, lam=lam)
     torch.testing.assert_close(found.potential[4:], without.potential, rtol=0, atol=1e-10)
+    assert found.self_weight.item() == pytest.approx(without.self_weight.item(), abs=1e-10)
+    # g = lam T(T(g)) holds for them too
+    scores = found.potential[4:] - torch.cdist(x, x[4:]) ** 2 / 0.6 - torch.tensor(13.0).log()
+    row = -scores.logsumexp(-1)
+    scores = row[4:] - torch.cdist(x, x[4:]) ** 2 / 0.6 - torch.tensor(13.0).log()
+    right = -lam * scores.logsumexp(-1)
+    torch.testing.assert_close(found.potential, right, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.4, 0.9, 1.0])
@@ -73,20 +81,21 @@ def test_error_bounds_what_particles_receive_wrongly(cloud):
 def test_two_steps_shrink_errors_seventeen_times(cloud):
     x, eps = cloud(101, 1), torch.tensor([0.02], dtype=torch.float64)
     cloud_ = Cloud(x, x[:1] * 0, torch.full((101,), -4.6, dtype=torch.float64), "reference")
+    pairs = pair("test", x, cloud_, eps)
     limit = self_transport(x, 0.02, tol=1e-13).potential
     shape = cloud(101, seed=1)
     start = 1e-4 * (shape - shape.mean())
-    g = start + _limit(cloud_, limit, eps)
-    base = _limit(cloud_, limit, eps)
+    base = _limit(pairs, limit)
+    g = start + base
     for share in SHARES:
-        g = g + share * (soft_minimum(x, cloud_, g, eps) - g)
+        g = g + share * (soft_minimum("test", pairs, g) - g)
     # in the norm in which the plan is symmetric; the plain average would leave a quarter
     assert (g - base).norm() < start.norm() / 16.5
 
 
-def _limit(cloud_, g, eps):
+def _limit(pairs, g):
     for _ in range(60):
-        g = (g + soft_minimum(cloud_.points, cloud_, g, eps)) / 2
+        g = (g + soft_minimum("test", pairs, g)) / 2
     return g
 
 

@@ -11,15 +11,9 @@ import bistoch
 N, M, D, E = 7, 11, 5, 3
 BATCH = (2, 3)
 
-# options with which seven tokens are enough to see what an operator does
-SMALL = {"delta": {"window": 2, "sink": 1, "stride": 3}, "causal_elastic": {"block": 4}}
-
-# options whose defaults follow the length, padding included
-FIXED = {"monarch": {"block": 3}, "elastic_monarch": {"block": 3}, "quantum": {"qubits": 3}}
-
 
 def small(operator, **more):
-    options = SMALL.get(operator.name, {}) | more
+    options = {**operator.small, **more}
     parts = {part: functools.partial(getattr(operator, part), **options)
              for part in ("attention", "plan")}  # fmt: skip
     return dataclasses.replace(operator, **parts) if options else operator

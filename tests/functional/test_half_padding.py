@@ -12,15 +12,16 @@ REAL = torch.arange(N) < torch.tensor([[N], [N - 3]])
 KEYS = REAL[:, None, None, :]
 HIDDEN = torch.zeros(KEYS.shape).masked_fill(~KEYS, torch.finfo(torch.float32).min)
 
-SMALL = {"delta": {"window": 3, "sink": 1, "stride": 2}, "causal_elastic": {"block": 3},
-         "mixing": {"lam": 0.5}}  # fmt: skip
-# rows that stand alone, and operators in which query t and key t are one token anyway
-HARMLESS = {row.name for row in bistoch.OPERATORS.values() if row.rows_stand_alone} | {"delta"}
-# these compare the counts of real queries and keys, and refuse
-SQUARE = {"orthogonal", "quantum"}
+# rows that stand alone, or whose query t and key t are one token anyway
+HARMLESS = {
+    row.name
+    for row in bistoch.OPERATORS.values()
+    if row.rows_stand_alone or (row.always_causal and row.columns == "free")
+}
 
+# the others compare the counts of real queries and keys, and refuse
 every_operator = pytest.mark.parametrize(
-    "operator", [row for row in bistoch.OPERATORS.values() if row.name not in SQUARE],
+    "operator", [row for row in bistoch.OPERATORS.values() if row.causal or not row.square],
     ids=lambda row: row.name,
 )  # fmt: skip
 
@@ -29,10 +30,15 @@ def tokens():
     return torch.randn(3, B, H, N, D).unbind()
 
 
+def small(operator):
+    # columns that are free would connect no rows
+    return dict(operator.small) | ({"lam": 0.5} if operator.static else {})
+
+
 def halves(operator):
     """The ways to tell half of the padding that an operator takes."""
     ways = {"key_mask": {"key_mask": REAL[:, None]}}
-    if operator.masks == "any" or "monarch" in operator.name or operator.name == "delta":
+    if operator.masks in ("any", "keys"):
         ways |= {"boolean": {"mask": KEYS}, "bias": {"mask": HIDDEN}}
     if operator.masks == "any":
         ways |= {"view": {"mask": KEYS.expand(B, 1, N, N)}}
@@ -41,7 +47,7 @@ def halves(operator):
 
 @every_operator
 def test_half_a_padding_is_told_where_it_matters(operator):
-    options = SMALL.get(operator.name, {})
+    options = small(operator)
     for way, half in halves(operator).items():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -59,14 +65,13 @@ def test_half_a_padding_is_told_where_it_matters(operator):
 @every_operator
 def test_the_remedies_are_heard(operator):
     # warnings are errors in tests
-    options, everybody = SMALL.get(operator.name, {}), torch.ones(N, dtype=torch.bool)
+    options, everybody = small(operator), torch.ones(N, dtype=torch.bool)
     both = {"query_mask": REAL[:, None], "key_mask": REAL[:, None]}
     q, k, v = tokens()
     result = operator.attention(q, k, v, **both, **options)
-    fixed = {"block": 3} if "monarch" in operator.name else {}
     if operator.name not in ("mixing", "monarch", "elastic_monarch"):
         short = [x[1, :, : N - 3] for x in (q, k, v)]
-        alone = operator.attention(*short, **options, **fixed)
+        alone = operator.attention(*short, **options)
         torch.testing.assert_close(result[1, :, : N - 3], alone)
     for half in halves(operator).values():
         operator.attention(q, k, v, **half | {"query_mask": everybody}, **options)

@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 
@@ -106,3 +107,18 @@ def test_operator_text():
     )
     assert row is bistoch.OPERATORS["elastic"]
     assert options == {"lam": 0.5, "tol": None}
+
+
+@pytest.mark.parametrize("backend", ["reference", "streaming", "cpu"])
+def test_numbers_of_numpy_are_numbers(backend):
+    given = {"lam": 0.75, "eps": 0.5, "omega": 1.25, "tol": 2**-10, "scale": 0.125}
+    numbers = {name: np.float32(value) for name, value in given.items()}
+    wanted = bistoch.elastic_attention(Q, K, V, iters=200, backend=backend, **given)
+    found = bistoch.elastic_attention(Q, K, V, iters=200, backend=backend, **numbers)
+    assert torch.equal(found, wanted)
+    # in double precision, whatever the number was
+    scores, third = Q.double() @ K.double().mT, np.float32(1 / 3)
+    wanted = bistoch.balance(scores, eps=float(third), lam=float(third), backend=backend)
+    assert torch.equal(bistoch.balance(scores, eps=third, lam=third, backend=backend), wanted)
+    with pytest.raises(TypeError, match="lam must be a number or a floating-point tensor"):
+        attend(Q, K, V, lam=np.bool_(True))

@@ -7,7 +7,6 @@ import bistoch
 from bistoch.lab.bench.memory import largest_allocation
 from functional.law_cases import (
     BATCH,
-    FIXED,
     D,
     E,
     M,
@@ -151,7 +150,6 @@ def test_padding_is_invisible(operator):
         pytest.skip("it takes no padding")
     m = keys_for(operator)
     queries, keys = 4, m - 3
-    fixed = FIXED.get(operator.name, {})
     q, k, v = tokens(m=m)
     q[..., queries:, :], k[..., keys:, :], v[..., keys:, :] = 1e3, -1e3, 1e3
     padded = [t.requires_grad_() for t in (q, k, v)]
@@ -159,7 +157,7 @@ def test_padding_is_invisible(operator):
              for t, size in zip(padded, (queries, keys, keys), strict=True)]  # fmt: skip
     real = {"query_mask": torch.arange(N) < queries, "key_mask": torch.arange(m) < keys}
     together, wanted = (
-        operator.attention(*t, **fixed, **hidden) for t, hidden in ((padded, real), (alone, {}))
+        operator.attention(*t, **hidden) for t, hidden in ((padded, real), (alone, {}))
     )
     assert not together[..., queries:, :].any()
     torch.testing.assert_close(together[..., :queries, :], wanted)

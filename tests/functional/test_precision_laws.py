@@ -19,18 +19,12 @@ DTYPES = (*HALVES, torch.float32, torch.float64)
 # what programs write for "may not attend", and what may be added to it
 LOW = (-1e4 + 3, -1e5, -1e9, *(torch.finfo(dtype).min for dtype in DTYPES))
 
-SMALL = {"delta": {"window": 3, "sink": 1, "stride": 2}, "causal_elastic": {"block": 3},
-         "quantum": {"layers": 1, "ancilla": 1}}  # fmt: skip
-
-# these know a mask that is the same for all queries; the others of "padding" know none
-SHARED = ("monarch", "elastic_monarch", "delta")
-
 every_operator = pytest.mark.parametrize(
     "operator", bistoch.OPERATORS.values(), ids=lambda row: row.name
 )
 every_operator_with_a_bias = pytest.mark.parametrize(
     "operator",
-    [row for row in bistoch.OPERATORS.values() if row.masks == "any" or row.name in SHARED],
+    [row for row in bistoch.OPERATORS.values() if row.masks in ("any", "keys")],
     ids=lambda row: row.name,
 )
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
@@ -63,7 +57,7 @@ def biases(hidden, dtype):
 @every_dtype
 def test_a_very_low_bias_hides_a_pair(operator, dtype):
     q, k, v = tokens(operator, dtype, batch=())
-    options = SMALL.get(operator.name, {}) | {"query_mask": torch.ones(N, dtype=torch.bool)}
+    options = dict(operator.small) | {"query_mask": torch.ones(N, dtype=torch.bool)}
     hidden = hidden_pairs(operator, k.shape[-2])
     plan = operator.plan(q, k, mask=~hidden, **options)
     result = operator.attention(q, k, v, mask=~hidden, **options)
@@ -112,7 +106,7 @@ def test_a_row_of_very_low_biases_is_no_row_of_nan(operator, dtype):
     else:
         low = low[:, :1]
     many = [x.expand(len(low), *x.shape) for x in (q, k, v)]
-    options = SMALL.get(operator.name, {}) | {"query_mask": torch.ones(N, dtype=torch.bool)}
+    options = dict(operator.small) | {"query_mask": torch.ones(N, dtype=torch.bool)}
     plan = operator.plan(*many[:2], mask=low, **options)
     assert plan.isfinite().all()
     if operator.always_causal:
@@ -183,7 +177,7 @@ def tensor_options(operator, m):
         "query_variance": torch.rand(2, 3, N, D),
         "key_variance": torch.rand(2, 3, m, D),
     }
-    if operator.masks == "any" or operator.name in SHARED:
+    if operator.masks in ("any", "keys"):
         made["mask"] = torch.randn(N if operator.masks == "any" else 1, m)
     if operator.name == "hard":
         # a number, which only its straight-through gradient uses
@@ -196,7 +190,7 @@ def attend(operator, inputs, options, arriving):
     """The result, its plan, and the gradients of everything."""
     inputs = [t.clone().requires_grad_() for t in inputs]
     options = {name: t.clone().requires_grad_() for name, t in options.items()}
-    fixed = SMALL.get(operator.name, {}) | {"query_mask": torch.ones(N, dtype=torch.bool)}
+    fixed = dict(operator.small) | {"query_mask": torch.ones(N, dtype=torch.bool)}
     result = operator.attention(*inputs, **options, **fixed)
     plan = operator.plan(*inputs[:2], **options, **fixed)
     leaves = [*inputs, *options.values()]
@@ -233,7 +227,7 @@ def test_options_of_half_precision_may_be_small(operator, dtype):
     # so that the gradient of eps, which has a square of eps below it, fits
     q, k, v = 0.01 * q, 0.1 * k, 0.01 * v
     eps = torch.full((3,), 0.003, dtype=dtype, requires_grad=True)
-    result = operator.attention(q, k, v, eps=eps, **SMALL.get(operator.name, {}))
+    result = operator.attention(q, k, v, eps=eps, **operator.small)
     result.sum().backward()
     assert result.isfinite().all()
     assert eps.grad.isfinite().all()

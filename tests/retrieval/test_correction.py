@@ -68,6 +68,13 @@ def test_lam_zero_changes_nothing_and_lam_one_evens_out_the_lists():
     assert "documents never found" in str(report)
 
 
+@pytest.mark.parametrize(("k", "error"), [(-1, ValueError), (0, ValueError), (2.5, TypeError)])
+def test_lists_have_a_length(k, error):
+    correction = HubCorrection().fit(*vectors())
+    with pytest.raises(error, match=r"^HubCorrection.report: k must be"):
+        correction.report(k=k)
+
+
 def test_report_counts_the_lists_of_the_queries_it_is_given(monkeypatch):
     # several blocks, the last one shorter
     monkeypatch.setattr(retrieval.vectors, "BLOCK_ELEMENTS", 97 * 10)

@@ -33,7 +33,7 @@ LEGEND = {
     "causal": "yes: no row depends on later rows, as a language model needs",
     "order": "any: permuting the tokens permutes the result; fixed: positions matter",
     "shape": "square: as many queries as keys; any: any numbers of both",
-    "masks": "any: attention masks and padding; padding: only masks of whole tokens; none",
+    "masks": "any: pairs and padding; keys: one mask for all queries; padding: whole tokens; none",
 }
 # fields of an operator in the JSON, besides its options
 FIELDS = (

@@ -1,4 +1,4 @@
-"""The door of this room: what is checked about clouds, weights and times, with every sentence."""
+"""Checks of clouds, weights and times, with every error sentence of `flows`."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from bistoch.functional import inputs
 from bistoch.functional.inputs.tensors import check_device, is_number, kind
 
-# scores that are rounded by more than this no longer know their neighbours
+# scores that are rounded by more than this cannot tell near particles apart
 ROUNDING = 0.1
 
 
@@ -58,7 +58,7 @@ def check_weights(function: str, name: str, weights: Tensor, points: Tensor) -> 
     if not bool(((weights >= 0) & weights.isfinite()).all()):
         raise ValueError(
             f"{function}: {name} must be finite and not negative, but its smallest entry is "
-            f"{weights.min().item():g}; a particle of mass zero is carried along and pulls nobody"
+            f"{weights.min().item():g}; a particle of mass zero is carried along and pulls no other"
         )
     if points.shape[-2] and not bool((weights.sum(-1) > 0).all()):
         raise ValueError(

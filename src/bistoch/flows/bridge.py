@@ -1,6 +1,5 @@
 """The Schrödinger bridge between two clouds, and where its particles are on the way."""
 
-import warnings
 from dataclasses import dataclass
 
 import torch
@@ -8,10 +7,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bistoch.flows._inputs import check_alike, check_share, check_tolerance
-from bistoch.flows.cloud import Cloud, attend, gather, soft_minimum, temperature
-from bistoch.flows.transport import Options, spread, warn_unconverged
-from bistoch.functional import ConvergenceWarning, elastic_potentials
+from bistoch.flows.cloud import (
+    Cloud,
+    Options,
+    attend,
+    balance,
+    check_particles,
+    gather,
+    pair,
+    temperature,
+)
+from bistoch.flows.transport import warn_unconverged
 from bistoch.functional.inputs import Option, check_count, check_generator
+from bistoch.functional.precision import full_precision
 
 # entries of the plan that sampling may hold at one time
 ENTRIES = 1 << 22
@@ -39,14 +47,17 @@ class Bridge:
     @torch.no_grad()
     def arrival(self) -> Float[Tensor, "*b n d"]:
         """The mean end of every particle of the source, `E[Y | X = x_i]`."""
-        seen = attend(self.source.points, self.target, self.column, self.eps)
-        return (seen + self.target.centre).to(self.dtype)
+        return self._look("Bridge.arrival", self.source, self.target, self.column)
 
     @torch.no_grad()
     def origin(self) -> Float[Tensor, "*b m d"]:
         """The mean start of every particle of the target, `E[X | Y = y_j]`."""
-        seen = attend(self.target.points, self.source, self.row, self.eps)
-        return (seen + self.source.centre).to(self.dtype)
+        return self._look("Bridge.origin", self.target, self.source, self.row)
+
+    @full_precision
+    def _look(self, function: str, at: Cloud, cloud: Cloud, potential: Tensor) -> Tensor:
+        seen = attend(function, pair(function, at.points, cloud, self.eps), potential)
+        return (seen + cloud.centre).to(self.dtype)
 
     def displacement(self, t: float) -> Float[Tensor, "*b n d"]:
         """The source on straight ways to its mean ends: `(1 - t) x + t E[Y | X = x]`."""
@@ -86,6 +97,7 @@ class Bridge:
         return (places.reshape(*batch, count, d) + self.source.centre).to(self.dtype)
 
 
+@full_precision
 @torch.no_grad()
 def schrodinger_bridge(
     source: Float[Tensor, "*b n d"],
@@ -102,8 +114,8 @@ def schrodinger_bridge(
 
         f = -log sum_j b_j exp(g_j - |x - y_j|² / (2 eps)),   g = the same with the clouds exchanged
 
-    Clouds without weights are one call of `elastic_potentials`. A particle of mass zero is carried
-    along. No gradients.
+    Found by the solver of `elastic_potentials`. A particle of mass zero is carried along. No
+    gradients.
 
     Args:
         source, target: clouds with the same leading axes and dimensions.
@@ -125,56 +137,23 @@ def schrodinger_bridge(
     check_tolerance(function, tol)
     check_count(function, "iters", iters, least=1)
     check_alike(function, ("source", "target"), source, target)
-    start = gather(function, "source", source, source_weights, backend)
-    end = gather(function, "target", target, target_weights, backend, centre=start.centre)
-    wide = temperature(function, eps, start, end)
+    check_particles(function, "source", source, source_weights, backend)
+    check_particles(function, "target", target, target_weights, backend)
+    start = gather(source, source_weights, backend)
+    end = gather(target, target_weights, backend, centre=start.centre)
+    wide = temperature(function, eps, start)
+    there, back = pair(function, start.points, end, wide), pair(function, end.points, start, wide)
     options = Options(1.0, None, tol, iters, None, backend)
-    by_operator = source_weights is None and target_weights is None
-    solve = _solve_even if by_operator else _solve_weighted
-    row, column, iterations, error = solve(start, end, wide, options)
-    warn_unconverged(function, error, options)
-    return Bridge(start, end, wide, row, column, iterations, error, error <= tol, source.dtype)
+    found = balance(function, there, back, options, start=None)
+    warn_unconverged(function, found.error, options)
+    converged = found.error <= tol
+    return Bridge(
+        start, end, wide, found.row, found.column, found.iterations, found.error, converged,
+        source.dtype,
+    )  # fmt: skip
 
 
-def _solve_even(source: Cloud, target: Cloud, eps: Tensor, options: Options) -> tuple[Tensor, ...]:
-    """Equal masses are what the operator balances by itself, on kernels that keep what they can."""
-    squares = [cloud.points.square().sum(-1, keepdim=True) / 2 for cloud in (source, target)]
-    # a distance is a product of longer tokens, up to what all pairs of a row have in common
-    query = torch.cat([source.points, torch.ones_like(squares[0])], -1)
-    key = torch.cat([target.points, -squares[1]], -1)
-    with warnings.catch_warnings():
-        # the bridge says it in its own name
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        found = elastic_potentials(
-            query, key, eps=eps[..., 0], iters=options.iters, scale=1.0, backend=options.backend,
-            tol=options.tol,
-        )  # fmt: skip
-    column = found.column - target.log_weights
-    return found.row + squares[0].squeeze(-1) / eps, column, found.iterations, found.error
-
-
-def _solve_weighted(
-    source: Cloud, target: Cloud, eps: Tensor, options: Options
-) -> tuple[Tensor, ...]:
-    """Rows and columns in turn; the weights of the source are felt by the columns only."""
-    live = target.log_weights > -torch.inf
-    column = target.points.new_zeros(target.points.shape[:-1])
-    row = source.points.new_zeros(source.points.shape[:-1])
-    iterations = torch.zeros(column.shape[:-1], dtype=torch.int64, device=column.device)
-    running = torch.ones_like(iterations, dtype=torch.bool)
-    error = column.new_zeros(column.shape[:-1])
-    for _ in range(options.iters):
-        row = soft_minimum(source.points, target, column, eps)
-        residual = soft_minimum(target.points, source, row, eps) - column
-        error = torch.where(running, spread(residual, live)[0], error)
-        running &= error > options.tol
-        if not running.any():
-            break
-        column = torch.where(running[..., None], column + residual, column)
-        iterations += running
-    return row, column, iterations, error
-
-
+@full_precision
 def _sample_pairs(
     x: Tensor,
     y: Tensor,

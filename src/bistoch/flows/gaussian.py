@@ -50,7 +50,7 @@ def flow_variance(
     """
     function = "flow_variance"
     check_time(function, "time", time)
-    # without a step there is nobody else to check them
+    # without a step nothing else checks them
     _step(function, variance, eps, lam, direction)
     steps = math.ceil(time / eps - 1e-9)
     now = torch.tensor(float(variance), dtype=torch.float64)

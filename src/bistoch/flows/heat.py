@@ -8,10 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bistoch.flows._inputs import check_alike, check_potential, check_time
-from bistoch.flows.cloud import attend, gather, remember, temperature
+from bistoch.flows._inputs import check_alike, check_time
+from bistoch.flows.cloud import Options, attend, gather, pair, temperature
 from bistoch.flows.transport import (
-    Options,
     SelfTransport,
     check_options,
     solve,
@@ -20,6 +19,7 @@ from bistoch.flows.transport import (
 )
 from bistoch.functional.inputs import Option, check_choice, check_eps
 from bistoch.functional.pose import working_dtype
+from bistoch.functional.precision import full_precision
 
 Direction = Literal["heat", "cluster"]
 DIRECTIONS = ("heat", "cluster")
@@ -45,6 +45,7 @@ class FlowState(NamedTuple):
     self_weight: Float[Tensor, "*b"]
 
 
+@full_precision
 @torch.no_grad()
 def barycentric_projection(
     particles: Float[Tensor, "*b n d"],
@@ -76,11 +77,13 @@ def barycentric_projection(
     """
     function = "barycentric_projection"
     options = Options(lam, weights, tol, iters, potential, backend)
+    check_options(function, options, particles)
     result, found = _project(function, particles, eps, at, options)
     warn_unconverged(function, found.error, options)
     return result
 
 
+@full_precision
 @torch.no_grad()
 def score_estimate(
     particles: Float[Tensor, "*b n d"],
@@ -112,6 +115,7 @@ def score_estimate(
     """
     function = "score_estimate"
     options = Options(lam, weights, tol, iters, potential, backend)
+    check_options(function, options, particles)
     result, found = _project(function, particles, eps, at, options)
     warn_unconverged(function, found.error, options)
     start = particles if at is None else at
@@ -119,6 +123,7 @@ def score_estimate(
     return (result - start) / wide[..., None, None]
 
 
+@full_precision
 @torch.no_grad()
 def heat_step(
     particles: Float[Tensor, "*b n d"],
@@ -146,11 +151,13 @@ def heat_step(
     function = "heat_step"
     check_choice(function, "direction", direction, DIRECTIONS)
     options = Options(lam, weights, tol, iters, potential, backend)
+    check_options(function, options, particles)
     moved, found = _move(function, particles, eps, direction, options)
     warn_unconverged(function, found.error, options)
     return moved
 
 
+@full_precision
 def heat_flow(
     particles: Float[Tensor, "*b n d"],
     time: float,
@@ -194,15 +201,13 @@ def heat_flow(
     # checked here and not in the generator, whose body waits for the first state
     function = "heat_flow"
     options = Options(lam, weights, tol, iters, potential, backend)
-    cloud = gather(function, "particles", particles, weights, backend)
+    check_options(function, options, particles)
     check_time(function, "time", time)
     # one eps is one clock: clouds with different ones would be at different times
     check_eps(function, eps, ())
-    temperature(function, eps, cloud)
+    cloud = gather(particles, weights, backend)
+    pair(function, cloud.points, cloud, temperature(function, eps, cloud))
     check_choice(function, "direction", direction, DIRECTIONS)
-    check_options(function, options)
-    if potential is not None:
-        check_potential(function, potential, particles)
     eps = float(eps)
     steps = math.ceil(time / eps - 1e-9)
     length = time / steps if steps else eps
@@ -231,6 +236,7 @@ def _states(
         yield FlowState(step, steps, step * eps, eps, particles, *found)
 
 
+@full_precision
 @torch.no_grad()
 def _move(
     function: str, particles: Tensor, eps: Option, direction: str, options: Options
@@ -243,13 +249,14 @@ def _move(
 def _project(
     function: str, particles: Tensor, eps: Option, at: Tensor | None, options: Options
 ) -> tuple[Tensor, SelfTransport]:
-    cloud = gather(function, "particles", particles, options.weights, options.backend)
+    """Where points look at particles that were checked, with all options but eps."""
+    cloud = gather(particles, options.weights, options.backend)
     wide = temperature(function, eps, cloud)
-    viewers = cloud = remember(cloud, wide)
+    pairs = viewers = pair(function, cloud.points, cloud, wide)
     if at is not None:
         check_alike(function, ("particles", "at"), particles, at)
-        viewers = gather(function, "at", at, None, options.backend, centre=cloud.centre)
-        temperature(function, eps, viewers)
-    found = solve(function, cloud, wide, options)
-    seen = attend(viewers.points, cloud, found.potential, wide) + cloud.centre
+        away = gather(at, None, options.backend, centre=cloud.centre)
+        viewers = pair(function, away.points, cloud, wide)
+    found = solve(function, pairs, options)
+    seen = attend(function, viewers, found.potential) + cloud.centre
     return seen.to(particles.dtype), found

@@ -7,32 +7,31 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bistoch.flows._inputs import check_potential, check_tolerance
-from bistoch.flows.cloud import Cloud, gather, remember, soft_minimum, temperature
+from bistoch.flows.cloud import (
+    Options,
+    Pairs,
+    balance,
+    check_particles,
+    gather,
+    pair,
+    soft_minimum,
+    temperature,
+)
 from bistoch.functional import ConvergenceWarning
 from bistoch.functional.inputs import Option, check_count, check_lam, warn_caller
+from bistoch.functional.precision import full_precision
 
 # the averaged update moves a share of the way to T(g). Near the limit T is minus a plan with
 # eigenvalues in (0, 1], so each step shrinks errors by |1 - share (1 + sigma)|; these two in turn
 # are the best pair for that range (the roots of a Chebyshev polynomial) and shrink them 17 times,
 # where the plain average, one half twice, shrinks them 4 times
 SHARES = (0.5395, 0.8723)
-# above this mean weight on themselves particles hardly feel each other
+# above this mean weight on themselves particles hardly depend on each other
 FROZEN = 0.5
 
 
 class FrozenWarning(UserWarning):
     """eps is below the spacing of the particles: each sees only itself, and nothing moves."""
-
-
-class Options(NamedTuple):
-    """Everything a user may say about a transport beside its particles and eps, not yet checked."""
-
-    lam: float
-    weights: Tensor | None
-    tol: float
-    iters: int
-    potential: Tensor | None
-    backend: str
 
 
 class SelfTransport(NamedTuple):
@@ -52,6 +51,7 @@ class SelfTransport(NamedTuple):
     self_weight: Float[Tensor, "*b"]
 
 
+@full_precision
 @torch.no_grad()
 def self_transport(
     particles: Float[Tensor, "*b n d"],
@@ -94,54 +94,70 @@ def self_transport(
     """
     function = "self_transport"
     options = Options(lam, weights, tol, iters, potential, backend)
-    cloud = gather(function, "particles", particles, weights, backend)
+    check_options(function, options, particles)
+    cloud = gather(particles, weights, backend)
     wide = temperature(function, eps, cloud)
-    found = solve(function, remember(cloud, wide), wide, options)
+    found = solve(function, pair(function, cloud.points, cloud, wide), options)
     warn_unconverged(function, found.error, options)
     return found
 
 
-def solve(
-    function: str, cloud: Cloud, eps: Float[Tensor, "*b 1"], options: Options
-) -> SelfTransport:
-    """Iterate from a warm start; clouds that are done stay as they are."""
-    check_options(function, options)
-    lam, tol, iters = options.lam, options.tol, options.iters
-    live = cloud.log_weights > -torch.inf
-    column = _start(function, cloud, options.potential)
-    # an empty cloud, or one that is free to receive what it likes, has nothing to balance
-    column = column if lam > 0 else torch.zeros_like(column)
+def solve(function: str, pairs: Pairs, options: Options) -> SelfTransport:
+    """The transport of a cloud whose pairs with itself these are, by checked options."""
+    cloud = pairs.cloud
+    start = options.potential
+    start = (
+        torch.zeros_like(cloud.log_weights) if start is None else start.detach().to(cloud.points)
+    )
+    solve_for = _solve_symmetric if options.lam == 1 else _solve_elastic
+    column, iterations, error, both = solve_for(function, pairs, start, options)
+    kept = (2 * cloud.log_weights + both).exp().sum(-1)
+    return SelfTransport(column, iterations, error, error <= options.tol, kept)
+
+
+def _solve_elastic(
+    function: str, pairs: Pairs, start: Tensor, options: Options
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows and columns in turn, by the elastic solver: g, iterations, error, and f + g."""
+    # columns that are free have nothing to balance, wherever they start
+    start = start if options.lam > 0 else torch.zeros_like(start)
+    found = balance(function, pairs, pairs, options, start=start)
+    return found.column, found.iterations, found.error, found.row + found.column
+
+
+def _solve_symmetric(
+    function: str, pairs: Pairs, column: Tensor, options: Options
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `_solve_elastic`, for one potential of both sides; clouds that are done stay as they are.
+
+    At `lam = 1` and a small eps, rows and columns in turn would take thousands of iterations.
+    """
+    live = pairs.cloud.log_weights > -torch.inf
     iterations = torch.zeros(column.shape[:-1], dtype=torch.int64, device=column.device)
     running = torch.ones_like(iterations, dtype=torch.bool)
-    error = column.new_zeros(column.shape[:-1])
-    own = cloud.log_weights
-    for t in range(iters):
-        row = soft_minimum(cloud.points, cloud, column, eps)
-        own = cloud.log_weights + row + column
-        if lam == 0:
-            break
-        # for lam = 1 the spread of T(g) - g bounds that of T(T(g)) - g, since T is nonexpansive
-        image = row if lam == 1 else lam * soft_minimum(cloud.points, cloud, row, eps)
-        residual = image - column
+    error, both = column.new_zeros(column.shape[:-1]), column
+    for t in range(options.iters):
+        row = soft_minimum(function, pairs, column)
+        # the spread of T(g) - g bounds that of T(T(g)) - g, since T is nonexpansive
+        residual, both = row - column, row + column
         found, middle = spread(residual, live)
         error = torch.where(running, found, error)
-        share = 1.0
-        if lam == 1:
-            # T(g + c) = T(g) - c: what is constant in the residual is halved at once
-            column = column + torch.where(running, middle / 2, 0)[..., None]
-            residual, share = residual - middle[..., None], SHARES[t % 2]
+        # T(g + c) = T(g) - c: what is constant in the residual is halved at once
+        moved = column + middle[..., None] / 2 + SHARES[t % 2] * (residual - middle[..., None])
         # the step is taken even by those who are done: it never makes the error larger
-        column = torch.where(running[..., None], column + share * residual, column)
+        column = torch.where(running[..., None], moved, column)
         iterations += running
-        running &= found > tol
+        running &= found > options.tol
         if not running.any():
             break
-    kept = (cloud.log_weights.exp() * own.exp()).sum(-1)
-    return SelfTransport(column, iterations, error, error <= tol, kept)
+    return column, iterations, error, both
 
 
-def check_options(function: str, options: Options) -> None:
-    """Check what can be checked without particles."""
+def check_options(function: str, options: Options, particles: Tensor) -> None:
+    """Check everything but eps, once for all steps of a flow."""
+    check_particles(function, "particles", particles, options.weights, options.backend)
+    if options.potential is not None:
+        check_potential(function, options.potential, particles)
     check_lam(function, options.lam, ())
     check_tolerance(function, options.tol)
     check_count(function, "iters", options.iters, least=1)
@@ -186,10 +202,3 @@ def warn_frozen(function: str, found: SelfTransport, eps: float) -> bool:
         FrozenWarning,
     )
     return True
-
-
-def _start(function: str, cloud: Cloud, potential: Tensor | None) -> Tensor:
-    if potential is None:
-        return cloud.points.new_zeros(cloud.points.shape[:-1])
-    check_potential(function, potential, cloud.points)
-    return potential.detach().to(cloud.points)

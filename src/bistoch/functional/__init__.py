@@ -1,7 +1,8 @@
 """The mathematics: tensors in, tensors out; no parameters, no state, no files.
 
-`OPERATORS` lists every way to build a plan. The table drives `bistoch.nn`, the tests, the command
-line and the docs: adding an operator is one file, one row here, and one page in docs/operators.
+`OPERATORS` lists every way to build a plan. The table drives the names of `bistoch`, `bistoch.nn`,
+the tests, the command line and the docs: adding an operator is one file, one row here, and one page
+in docs/operators.
 """
 
 from types import MappingProxyType
@@ -21,6 +22,7 @@ from bistoch.functional.elastic import BACKENDS as ELASTIC_BACKENDS
 from bistoch.functional.elastic import ConvergenceWarning as ConvergenceWarning
 from bistoch.functional.elastic import Potentials as Potentials
 from bistoch.functional.elastic import balance as balance
+from bistoch.functional.elastic import balance_potentials as balance_potentials
 from bistoch.functional.elastic import (
     elastic_attention,
     elastic_plan,
@@ -28,11 +30,15 @@ from bistoch.functional.elastic import (
     sinkhorn_plan,
 )
 from bistoch.functional.elastic import elastic_potentials as elastic_potentials
+from bistoch.functional.elastic import log_balance as log_balance
 from bistoch.functional.elastic_monarch import elastic_monarch_attention, elastic_monarch_plan
 from bistoch.functional.gumbel import gumbel_balance as gumbel_balance
 from bistoch.functional.hard import hard_attention, hard_plan
 from bistoch.functional.inputs import PaddingWarning as PaddingWarning
 from bistoch.functional.lowrank import lowrank_attention, lowrank_plan
+from bistoch.functional.matching import Match as Match
+from bistoch.functional.matching import hard_balance as hard_balance
+from bistoch.functional.matching import match as match
 from bistoch.functional.mixing import mixing_attention, mixing_plan
 from bistoch.functional.monarch import monarch_attention, monarch_plan
 from bistoch.functional.orthogonal import orthogonal_attention, orthogonal_plan
@@ -62,10 +68,7 @@ OPERATORS = MappingProxyType({
         name="softmax",
         attention=softmax_attention,
         plan=softmax_plan,
-        backends=("torch",),
-        rows_exact=True,
         columns="free",
-        differentiable=True,
         causal=True,
         order_free=True,
         source="Vaswani et al. 2017",
@@ -76,9 +79,7 @@ OPERATORS = MappingProxyType({
         attention=elastic_attention,
         plan=elastic_plan,
         backends=ELASTIC_BACKENDS,
-        rows_exact=True,
         columns="elastic",
-        differentiable=True,
         causal=False,
         order_free=True,
         source="Chizat et al. 2016, as attention",
@@ -89,9 +90,7 @@ OPERATORS = MappingProxyType({
         attention=sinkhorn_attention,
         plan=sinkhorn_plan,
         backends=ELASTIC_BACKENDS,
-        rows_exact=True,
         columns="limit",
-        differentiable=True,
         causal=False,
         order_free=True,
         source="Sander et al. 2022",
@@ -101,10 +100,7 @@ OPERATORS = MappingProxyType({
         name="anneal",
         attention=anneal_attention,
         plan=anneal_plan,
-        backends=("torch",),
-        rows_exact=True,
         columns="limit",
-        differentiable=True,
         causal=False,
         order_free=True,
         source="Chizat 2024",
@@ -115,7 +111,6 @@ OPERATORS = MappingProxyType({
         attention=hard_attention,
         plan=hard_plan,
         backends=("scipy",),
-        rows_exact=True,
         columns="exact",
         differentiable=False,
         causal=False,
@@ -131,10 +126,7 @@ OPERATORS = MappingProxyType({
         name="orthogonal",
         attention=orthogonal_attention,
         plan=orthogonal_plan,
-        backends=("torch",),
-        rows_exact=True,
         columns="exact",
-        differentiable=True,
         causal=False,
         order_free=False,
         source="Born et al. 2025",
@@ -143,6 +135,7 @@ OPERATORS = MappingProxyType({
         masks="padding",
         longest=1024,
         exceptions={
+            "overflow": "scores of any size are made small",
             "identical keys": "the first of them takes their direction, the others share the rest",
         },
     ),
@@ -150,18 +143,17 @@ OPERATORS = MappingProxyType({
         name="quantum",
         attention=quantum_attention,
         plan=quantum_plan,
-        backends=("torch",),
-        rows_exact=True,
         columns="exact",
-        differentiable=True,
         causal=False,
         order_free=False,
         source="Born et al. 2025",
         family="balanced",
+        small={"qubits": 3, "layers": 1, "ancilla": 1},
         square=True,
         masks="padding",
         longest=64,
         exceptions={
+            "overflow": "scores of any size are made small",
             "permutation": "scores are angles, and large ones turn round and round",
             "identical keys": "every score turns another part of the circuit",
         },
@@ -170,10 +162,7 @@ OPERATORS = MappingProxyType({
         name="sliced",
         attention=sliced_attention,
         plan=sliced_plan,
-        backends=("torch",),
-        rows_exact=True,
         columns="exact",
-        differentiable=True,
         causal=False,
         order_free=True,
         source="Shahbazi et al. 2025",
@@ -189,9 +178,7 @@ OPERATORS = MappingProxyType({
         attention=wasserstein_attention,
         plan=wasserstein_plan,
         backends=ELASTIC_BACKENDS,
-        rows_exact=True,
         columns="elastic",
-        differentiable=True,
         causal=False,
         order_free=True,
         source="Fan et al. 2022, Erick et al. 2023",
@@ -202,13 +189,12 @@ OPERATORS = MappingProxyType({
         attention=causal_elastic_attention,
         plan=causal_elastic_plan,
         backends=CAUSAL_BACKENDS,
-        rows_exact=True,
         columns="streamed",
-        differentiable=True,
         causal=True,
         order_free=False,
         source="this library",
         family="balanced",
+        small={"block": 4},
         square=True,
         exceptions={
             "permutation": "a causal plan is no permutation but the identity",
@@ -219,15 +205,13 @@ OPERATORS = MappingProxyType({
         name="monarch",
         attention=monarch_attention,
         plan=monarch_plan,
-        backends=("torch",),
-        rows_exact=True,
         columns="free",
-        differentiable=True,
         causal=False,
         order_free=False,
-        masks="padding",
+        masks="keys",
         source="Yaras et al. 2025",
         family="structured",
+        small={"block": 3},
         matrix_free=True,
         exceptions={
             "permutation": "a Monarch matrix cannot be every permutation",
@@ -237,15 +221,13 @@ OPERATORS = MappingProxyType({
         name="elastic_monarch",
         attention=elastic_monarch_attention,
         plan=elastic_monarch_plan,
-        backends=("torch",),
-        rows_exact=True,
         columns="elastic",
-        differentiable=True,
         causal=False,
         order_free=False,
-        masks="padding",
+        masks="keys",
         source="this library, after Yaras et al. 2025",
         family="structured",
+        small={"block": 3},
         matrix_free=True,
         exceptions={
             "permutation": "a Monarch matrix cannot be every permutation",
@@ -256,9 +238,7 @@ OPERATORS = MappingProxyType({
         attention=lowrank_attention,
         plan=lowrank_plan,
         backends=ELASTIC_BACKENDS,
-        rows_exact=True,
         columns="elastic",
-        differentiable=True,
         causal=False,
         order_free=True,
         source="Shahbazi et al. 2025, glued exactly",
@@ -273,17 +253,15 @@ OPERATORS = MappingProxyType({
         name="delta",
         attention=delta_attention,
         plan=delta_plan,
-        backends=("torch",),
-        rows_exact=True,
         nonnegative=False,
         columns="free",
-        differentiable=True,
         causal=True,
         order_free=False,
         square=True,
-        masks="padding",
+        masks="keys",
         source="Willette et al. 2025",
         family="structured",
+        small={"window": 2, "sink": 1, "stride": 3},
         matrix_free=True,
         exceptions={
             "permutation": "a causal plan is no permutation but the identity",
@@ -295,15 +273,14 @@ OPERATORS = MappingProxyType({
         attention=mixing_attention,
         plan=mixing_plan,
         backends=ELASTIC_BACKENDS,
-        rows_exact=True,
         columns="elastic",
-        differentiable=True,
         causal=True,
         order_free=False,
         source="Yue et al. 2025, OLinear",
         family="structured",
         static=True,
         exceptions={
+            "overflow": "scores of any size are made small",
             "permutation": "the plan does not look at the tokens",
             "identical keys": "the plan does not look at the tokens",
         },
@@ -315,7 +292,6 @@ OPERATORS = MappingProxyType({
         backends=ELASTIC_BACKENDS,
         rows_exact=False,
         columns="free",
-        differentiable=True,
         causal=True,
         order_free=True,
         source="Agarwal et al. 2025, gpt-oss",
@@ -328,10 +304,8 @@ OPERATORS = MappingProxyType({
         name="sigmoid",
         attention=sigmoid_attention,
         plan=sigmoid_plan,
-        backends=("torch",),
         rows_exact=False,
         columns="free",
-        differentiable=True,
         causal=True,
         order_free=True,
         source="Ramapuram et al. 2024",
@@ -345,10 +319,8 @@ OPERATORS = MappingProxyType({
         name="softpick",
         attention=softpick_attention,
         plan=softpick_plan,
-        backends=("torch",),
         rows_exact=False,
         columns="free",
-        differentiable=True,
         causal=True,
         order_free=True,
         source="Zuhri et al. 2025",
@@ -361,10 +333,7 @@ OPERATORS = MappingProxyType({
         name="sparsemax",
         attention=sparsemax_attention,
         plan=sparsemax_plan,
-        backends=("torch",),
-        rows_exact=True,
         columns="free",
-        differentiable=True,
         causal=True,
         order_free=True,
         source="Martins, Astudillo 2016",
@@ -374,10 +343,7 @@ OPERATORS = MappingProxyType({
         name="entmax",
         attention=entmax_attention,
         plan=entmax_plan,
-        backends=("torch",),
-        rows_exact=True,
         columns="free",
-        differentiable=True,
         causal=True,
         order_free=True,
         source="Peters et al. 2019",
@@ -387,13 +353,21 @@ OPERATORS = MappingProxyType({
         name="normsoftmax",
         attention=normsoftmax_attention,
         plan=normsoftmax_plan,
-        backends=("torch",),
-        rows_exact=True,
         columns="free",
-        differentiable=True,
         causal=True,
         order_free=True,
         source="Jiang et al. 2023",
         family="row-wise",
     ),
 })  # fmt: skip
+
+# the names of `bistoch`: the two functions of every row, and these
+__all__ = sorted(
+    {
+        "OPERATORS", "BackendUnavailableError", "CausalState", "ConvergenceWarning", "Gaussian",
+        "Match", "Operator", "PaddingWarning", "Potentials", "balance", "balance_potentials",
+        "causal_elastic_step", "elastic_potentials", "gumbel_balance", "hard_balance",
+        "log_balance", "match", "prototype_codes", "wasserstein_moments",
+    }
+    | {part.__name__ for row in OPERATORS.values() for part in (row.attention, row.plan)}
+)  # fmt: skip

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bistoch.functional import inputs
+from bistoch.functional.precision import device_of, no_autocast
 
 P = ParamSpec("P")
 
@@ -32,7 +33,7 @@ def is_open(*sizes: int) -> bool:
 
 
 def export_whole(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Make a public function one operator of a program that is exported for any length.
+    """As `full_precision`; and one operator of a program that is exported for any length.
 
     Its kernels, if the backend has any, are such an operator already.
     """
@@ -43,7 +44,8 @@ def export_whole(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
             given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
             if is_open(*(x for t in given.values() if isinstance(t, Tensor) for x in t.shape[-2:])):
                 return _write(function.__name__, given)
-        return function(*args, **kwargs)
+        with no_autocast(device_of(*args, **kwargs)):
+            return function(*args, **kwargs)
 
     return either
 

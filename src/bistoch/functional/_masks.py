@@ -65,7 +65,7 @@ def forbid_low(mask: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, 
     """As `read_bias`, for operators that are causal by themselves: the number alone decides.
 
     What else is in its row may belong to later keys, which must not decide over earlier pairs; and
-    while a sequence grows, nobody knows them yet.
+    while a sequence grows, they are not known yet.
 
     >>> forbid_low(torch.tensor([[-1e4, 1.0], [-1e9, -2e9]]), torch.float32)
     tensor([[-inf, 1.],

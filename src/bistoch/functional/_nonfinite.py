@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bistoch.functional._precision import working_dtype
+from bistoch.functional.precision import working_dtype
 from bistoch.functional.problem import GivenScores, Scores
 
 # which rows depend on a token: those that see it; all of the problem, since columns connect them;

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-# what a call brings, as opposed to what an operator is set up with
+# the arguments of a call, as opposed to what an operator is set up with
 CALL_ARGUMENTS = frozenset({
     "query", "key", "value", "query_variance", "key_variance", "mask", "query_mask", "key_mask",
     "column_mass", "generator",
@@ -31,33 +31,37 @@ class Operator:
       that takes no such mask hides it by itself;
     * order_free: permuting keys with values, or queries with results, changes nothing else;
     * square: there must be as many queries as keys;
-    * masks: what may be hidden: "any" pair, only whole tokens ("padding"), or nothing ("none");
+    * masks: what may be hidden: "any" pair, a key from all queries ("keys"), only whole tokens
+      ("padding"), or nothing ("none");
     * static: the plan depends on positions alone, not on what the tokens say;
     * matrix_free: attention makes nothing of size n x m, forward or backward, however it is called.
 
-    Three more facts: `family` is the heading it stands under in tables, `longest` the number of
-    tokens beyond which its work runs away (exponentially, say), None if it never does, and
-    `exceptions` the known answers that it does not give, each with the reason: "permutation" (the
-    scores of a permutation give that permutation) and "identical keys" (they share equally).
+    Four more facts: `family` is the heading it stands under in tables, `longest` the number of
+    tokens beyond which its cost grows too fast (exponentially, say), None if it never does, `small`
+    the options with which seven tokens take every path through it, and
+    `exceptions` the laws that it does not keep, each with the reason: "permutation" (the scores of
+    a permutation give that permutation), "identical keys" (they share equally) and "overflow"
+    (scores that are too large for the dtype give NaN).
     """
 
     name: str
     attention: Callable[..., Tensor]
     plan: Callable[..., Tensor]
-    backends: tuple[str, ...]
-    rows_exact: bool
     columns: Literal["free", "elastic", "streamed", "limit", "exact"]
-    differentiable: bool
     causal: bool
     order_free: bool
     source: str
+    backends: tuple[str, ...] = ("torch",)
+    rows_exact: bool = True
+    differentiable: bool = True
     nonnegative: bool = True
     square: bool = False
-    masks: Literal["any", "padding", "none"] = "any"
+    masks: Literal["any", "keys", "padding", "none"] = "any"
     static: bool = False
     matrix_free: bool = False
     family: Literal["balanced", "structured", "row-wise"] = "structured"
     longest: int | None = None
+    small: Mapping[str, Any] = field(default_factory=dict)
     exceptions: Mapping[str, str] = field(default_factory=dict)
 
     @property

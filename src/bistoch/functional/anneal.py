@@ -9,9 +9,11 @@ from bistoch.functional._nonfinite import clean_scores, show
 from bistoch.functional.elastic.reference import column_step, row_step
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import BalanceOptions, ScoreOptions, flatten, pose
-from bistoch.functional.problem import Problem, Scores, dense_scores, full_precision, row_softmax
+from bistoch.functional.precision import full_precision
+from bistoch.functional.problem import Problem, Scores, dense_scores, row_softmax
 
 
+@full_precision
 def anneal_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -36,12 +38,12 @@ def anneal_attention(
     batch = inputs.check_tokens(operator, query, key, value)
     pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
     problem = _pose(operator, batch, query, key, pairs, iters, debias)
-    with full_precision(query.device):
-        problem, value, broken = _clean(problem, flatten(value, batch), debias)
-        output = show(_anneal(problem, debias) @ value, broken)
+    problem, value, broken = _clean(problem, flatten(value, batch), debias)
+    output = show(_anneal(problem, debias) @ value, broken)
     return output.reshape(*batch, *output.shape[1:]).to(query.dtype)
 
 
+@full_precision
 def anneal_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -81,9 +83,8 @@ def anneal_plan(
     operator = "anneal_plan"
     batch = inputs.check_tokens(operator, query, key)
     problem = _pose(operator, batch, query, key, pairs, iters, debias)
-    with full_precision(query.device):
-        problem, _, broken = _clean(problem, None, debias)
-        plan = show(_anneal(problem, debias), broken)
+    problem, _, broken = _clean(problem, None, debias)
+    plan = show(_anneal(problem, debias), broken)
     return plan.reshape(*batch, *plan.shape[1:]).to(query.dtype)
 
 

@@ -55,7 +55,7 @@ def choose_backend(
         offered: the module of every backend, by name.
         device: where the tensors are.
         auto: the name that "auto" stands for.
-        plain: backends made of torch's own operations: no others can be used by whoever rewrites
+        plain: backends made of torch's own operations: no others can be used by tools that rewrite
             a program operation by operation.
     """
     check_choice(operator, "backend", backend, ("auto", *offered))
@@ -81,7 +81,7 @@ def choose_name(operator: str, backend: str, auto: str, plain: Sequence[str]) ->
 
 
 def _watcher() -> str | None:
-    """Who rewrites the operations of this call, if there is anybody."""
+    """Which tool rewrites the operations of this call, if any."""
     if torch.compiler.is_compiling():
         # not imported for that: it is there if it is at work
         onnx = sys.modules.get("torch.onnx") if torch.compiler.is_exporting() else None

@@ -18,7 +18,6 @@ from bistoch.functional._recompute import checkpointed
 from bistoch.functional.backends import assume_constant_result
 from bistoch.functional.inputs import Mask
 from bistoch.functional.pose import working_dtype
-from bistoch.functional.problem import full_precision
 
 # rows that are computed together, at least: enough work for one call, little enough for a mask
 CHUNK = 128
@@ -55,7 +54,7 @@ def delta_attention(
         correction: "delta", what a dense row changes is added to all rows up to the next one;
             "recompute", a dense row takes the place of its sparse one and changes no other; "none",
             the sparse rows alone.
-        tail: how many of the last rows are dense besides, for whoever continues from there.
+        tail: how many of the last rows are dense besides, for decoding that continues from there.
         inner: the operator that makes the rows, a text such as "softmax(eps=0.5)". It must be one
             whose rows can be computed one by one.
         mask: a boolean mask or a bias that is the same for all queries, (..., 1, n).
@@ -78,17 +77,14 @@ def delta_attention(
     if n == 0:
         return query @ key.mT @ value.to(query.dtype)
     value = tokens.sort(value)
-    with full_precision(query.device):
-        output = _sparse_rows(attend, tokens, value, rule)
-        if correction != "none":
-            every = torch.arange(0, n, stride, device=query.device)
-            dense = _dense_rows(
-                attend, tokens, value, tokens.query[..., ::stride, :], every, stride
-            )
-            output = rule.correct(output, dense)
-        if tail:
-            output = _with_dense_tail(attend, tokens, value, output, min(tail, n))
-        output = show(tokens.unsort(output), tokens.broken)
+    output = _sparse_rows(attend, tokens, value, rule)
+    if correction != "none":
+        every = torch.arange(0, n, stride, device=query.device)
+        dense = _dense_rows(attend, tokens, value, tokens.query[..., ::stride, :], every, stride)
+        output = rule.correct(output, dense)
+    if tail:
+        output = _with_dense_tail(attend, tokens, value, output, min(tail, n))
+    output = show(tokens.unsort(output), tokens.broken)
     return output.expand(*batch, n, e).to(query.dtype)
 
 
@@ -126,16 +122,15 @@ def delta_plan(
     make = _inner(operator, inner, "plan")
     n = query.shape[-2]
     rows, keys = torch.arange(n, device=query.device)[:, None], torch.arange(n, device=query.device)
-    with full_precision(query.device):
-        causal = tokens.bias_of(keys <= rows, slice(None))
-        sparse = tokens.bias_of(rule.sees(rows, keys), slice(None))
-        dense = make(tokens.query, tokens.key, mask=causal)
-        plan = make(tokens.query, tokens.key, mask=sparse)
-        if correction != "none":
-            plan = rule.correct(plan, dense[..., ::stride, :])
-        if tail:
-            plan = torch.where(tokens.after(tokens.first_of(tail))[0][..., None], dense, plan)
-        plan = show(tokens.unsort(tokens.unsort(plan).mT).mT, tokens.broken)
+    causal = tokens.bias_of(keys <= rows, slice(None))
+    sparse = tokens.bias_of(rule.sees(rows, keys), slice(None))
+    dense = make(tokens.query, tokens.key, mask=causal)
+    plan = make(tokens.query, tokens.key, mask=sparse)
+    if correction != "none":
+        plan = rule.correct(plan, dense[..., ::stride, :])
+    if tail:
+        plan = torch.where(tokens.after(tokens.first_of(tail))[0][..., None], dense, plan)
+    plan = show(tokens.unsort(tokens.unsort(plan).mT).mT, tokens.broken)
     return plan.expand(*batch, n, n).to(query.dtype)
 
 

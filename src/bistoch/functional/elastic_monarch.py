@@ -43,7 +43,7 @@ def elastic_monarch_attention(
         omega: step of the column update in (0, 2); 1 is plain.
         iters: iterations, each one row and one column step.
         updates: updates of the Monarch form, the `iters` of `monarch_attention`. They come first
-            and feel the column steps; then the form stays, so that the columns can converge.
+            and depend on the column steps; then the form stays, so that the columns can converge.
         block, pad, mask, query_mask, key_mask: as for `monarch_attention`.
 
     >>> import torch, bistoch

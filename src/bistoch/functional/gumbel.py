@@ -8,8 +8,10 @@ from bistoch.functional import inputs
 from bistoch.functional.elastic.api import balance_scores
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import BalanceOptions, ScoreOptions, working_dtype
+from bistoch.functional.precision import full_precision
 
 
+@full_precision
 def gumbel_balance(
     scores: Float[Tensor, "*b n m"],
     *,

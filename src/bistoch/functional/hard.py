@@ -11,9 +11,11 @@ from bistoch.functional._nonfinite import clean_scores, show
 from bistoch.functional.elastic.api import attend, make_plan
 from bistoch.functional.inputs import Mask
 from bistoch.functional.pose import BalanceOptions, ScoreOptions, flatten, pose_scores
-from bistoch.functional.problem import Scores, dense_scores, full_precision
+from bistoch.functional.precision import full_precision
+from bistoch.functional.problem import Scores, dense_scores
 
 
+@full_precision
 def hard_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -45,9 +47,8 @@ def hard_attention(
     pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
     balance = BalanceOptions(1.0, 1.0, iters, None)
     scores = _pose(operator, batch, query, key, pairs, balance)
-    with full_precision(query.device):
-        scores, values, broken = clean_scores(scores, flatten(value, batch), "problem")
-        chosen = _assign(scores)
+    scores, values, broken = clean_scores(scores, flatten(value, batch), "problem")
+    chosen = _assign(scores)
     shape = (*chosen.shape, value.shape[-1])
     if key.shape[-2] == 0:
         return value.new_zeros(*batch, *shape[1:])
@@ -60,6 +61,7 @@ def hard_attention(
     return output
 
 
+@full_precision
 def hard_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -97,9 +99,8 @@ def hard_plan(
     pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
     balance = BalanceOptions(1.0, 1.0, iters, None)
     scores = _pose(operator, batch, query, key, pairs, balance)
-    with full_precision(query.device):
-        scores, _, broken = clean_scores(scores, None, "problem")
-        chosen = _assign(scores)
+    scores, _, broken = clean_scores(scores, None, "problem")
+    chosen = _assign(scores)
     plan = (chosen[..., None] == torch.arange(key.shape[-2], device=key.device)).to(query.dtype)
     plan = show(plan, broken).reshape(*batch, *plan.shape[1:])
     if straight_through:

@@ -11,10 +11,10 @@ from bistoch.functional._nonfinite import Pairs, clean_values, show
 from bistoch.functional.elastic import BACKENDS, elastic_plan, elastic_potentials
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import working_dtype
-from bistoch.functional.problem import full_precision
+from bistoch.functional.precision import full_precision
 from bistoch.functional.softmax import softmax_plan
 
-# how many of the fixed pivots are used when nobody says
+# how many of the fixed pivots are used by default
 RANK = 16
 
 # a pivot that receives less than this receives nothing: its log must stay finite in float32
@@ -37,6 +37,7 @@ class _Options(NamedTuple):
     backend: str
 
 
+@full_precision
 def lowrank_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -74,14 +75,14 @@ def lowrank_attention(
     options = _Options(
         pivots, rank, pivot_mass, lam, eps, iters, mask, query_mask, key_mask, scale, backend
     )
-    with full_precision(query.device):
-        sides = _solve(operator, batch, query, key, options)
-        pairs = Pairs(query_mask=query_mask, key_mask=key_mask)
-        found = clean_values(value.to(sides.to_keys.dtype), query.shape[-2], pairs)
-        output = show(sides.to_pivots @ (sides.to_keys @ found.value), found.broken)
+    sides = _solve(operator, batch, query, key, options)
+    pairs = Pairs(query_mask=query_mask, key_mask=key_mask)
+    found = clean_values(value.to(sides.to_keys.dtype), query.shape[-2], pairs)
+    output = show(sides.to_pivots @ (sides.to_keys @ found.value), found.broken)
     return _without_padding(output, key.shape[-2], query_mask, key_mask).to(query.dtype)
 
 
+@full_precision
 def lowrank_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -130,9 +131,8 @@ def lowrank_plan(
     options = _Options(
         pivots, rank, pivot_mass, lam, eps, iters, mask, query_mask, key_mask, scale, backend
     )
-    with full_precision(query.device):
-        sides = _solve(operator, batch, query, key, options)
-        plan = sides.to_pivots @ sides.to_keys
+    sides = _solve(operator, batch, query, key, options)
+    plan = sides.to_pivots @ sides.to_keys
     return _without_padding(plan, key.shape[-2], query_mask, key_mask).to(query.dtype)
 
 

@@ -12,12 +12,13 @@ from bistoch.functional._nonfinite import Pairs, clean_values, show
 from bistoch.functional.elastic.api import balance_scores
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import BalanceOptions, ScoreOptions, working_dtype
-from bistoch.functional.problem import full_precision
+from bistoch.functional.precision import full_precision
 
 # below this, softplus(x) is exp(x) to the last digit, and would underflow before its log is taken
 STEEP = -30.0
 
 
+@full_precision
 def mixing_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -49,11 +50,11 @@ def mixing_attention(
     plan, value, broken = _mix(
         operator, shape, query, value, weight, lam, iters, tol, mask, query_mask, key_mask, backend
     )
-    with full_precision(query.device):
-        output = show(plan @ value, broken)
+    output = show(plan @ value, broken)
     return output.expand(*batch, *output.shape[-2:]).to(query.dtype)
 
 
+@full_precision
 def mixing_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -129,17 +130,16 @@ def _mix(
         inputs.check_count(operator, "iters", iters)
         iters = 0
     found = clean_values(value, n, Pairs(mask, None, query_mask, key_mask))
-    with full_precision(query.device):
-        scores = _log_softplus(weight.to(working_dtype(query.dtype)))
-        scores = scores.expand(*torch.broadcast_shapes(*own), n, m)
-        pairs = ScoreOptions(1.0, None, found.mask, query_mask, key_mask)
-        balance = BalanceOptions(lam, None, iters, tol)
-        plan = balance_scores(operator, scores, pairs, balance, backend)
-        return plan, found.value, found.broken
+    scores = _log_softplus(weight.to(working_dtype(query.dtype)))
+    scores = scores.expand(*torch.broadcast_shapes(*own), n, m)
+    pairs = ScoreOptions(1.0, None, found.mask, query_mask, key_mask)
+    balance = BalanceOptions(lam, None, iters, tol)
+    plan = balance_scores(operator, scores, pairs, balance, backend)
+    return plan, found.value, found.broken
 
 
 def _log_softplus(x: Tensor) -> Tensor:
-    # each branch sees only what it can digest, or its gradient would be a NaN in the other
+    # each branch gets only arguments in its range, or its gradient would be NaN in the other
     gentle = x.clamp_min(STEEP)
     return torch.where(x < STEEP, x, softplus(gentle).log())
 

@@ -23,7 +23,7 @@ from bistoch.functional._recompute import checkpointed
 from bistoch.functional.elastic.reference import logsumexp
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import BalanceOptions, ScoreOptions, flatten, pose, pose_scores
-from bistoch.functional.problem import Balance, Scores, full_precision, row_softmax
+from bistoch.functional.problem import Balance, Scores, row_softmax
 
 
 @export_whole
@@ -158,11 +158,10 @@ def attend(
         answers = (found.within @ value).transpose(1, 2)
         return (found.log_between.exp().mT @ answers).transpose(1, 2)
 
-    with full_precision(query.device):
-        blocks = cut(posed, steps, block, pad)
-        scores, column = solve(blocks, updates, pad)
-        output = checkpointed(blocks.pairs(), finish, *scores, column, _blocked(value, block, pad))
-        output = show(_joined(output, n, pad), broken)
+    blocks = cut(posed, steps, block, pad)
+    scores, column = solve(blocks, updates, pad)
+    output = checkpointed(blocks.pairs(), finish, *scores, column, _blocked(value, block, pad))
+    output = show(_joined(output, n, pad), broken)
     return output.reshape(*batch, n, value.shape[-1]).to(query.dtype)
 
 
@@ -178,13 +177,12 @@ def dense(
     posed, _, broken = clean_scores(
         posed, None, "problem", options=() if steps is None else steps.tensors()
     )
-    with full_precision(query.device):
-        blocks = cut(posed, steps, block, pad)
-        found = factor(blocks, *solve(blocks, updates, pad))
-        plan = torch.einsum("zpkl,zkpi->zkilp", found.log_between.exp(), found.within)
-        # join the axes of the keys, then those of the queries
-        plan = _joined(plan.flatten(3, 4), m, pad).mT
-        plan = show(_joined(plan.unflatten(1, (-1, block)), n, pad), broken)
+    blocks = cut(posed, steps, block, pad)
+    found = factor(blocks, *solve(blocks, updates, pad))
+    plan = torch.einsum("zpkl,zkpi->zkilp", found.log_between.exp(), found.within)
+    # join the axes of the keys, then those of the queries
+    plan = _joined(plan.flatten(3, 4), m, pad).mT
+    plan = show(_joined(plan.unflatten(1, (-1, block)), n, pad), broken)
     return plan.reshape(*batch, n, m).to(query.dtype)
 
 

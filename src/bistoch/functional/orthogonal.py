@@ -9,7 +9,7 @@ from torch import Tensor
 from bistoch.functional import inputs
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import working_dtype
-from bistoch.functional.problem import full_precision
+from bistoch.functional.precision import full_precision
 from bistoch.functional.square import restore, square_scores
 from bistoch.functional.unitary import cayley, exponential, hermitian
 
@@ -18,6 +18,7 @@ TRIANGULAR = ("qr", "lq")
 LARGE = 1e7
 
 
+@full_precision
 def orthogonal_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -45,10 +46,10 @@ def orthogonal_attention(
         operator, batch, query, key, value, method, ancilla, ridge,
         {"eps": eps, "mask": mask, "query_mask": query_mask, "key_mask": key_mask, "scale": scale},
     )  # fmt: skip
-    with full_precision(query.device):
-        return (plan @ value.reshape(*batch, *value.shape[1:])).to(query.dtype)
+    return (plan @ value.reshape(*batch, *value.shape[1:])).to(query.dtype)
 
 
+@full_precision
 def orthogonal_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -106,19 +107,18 @@ def _plan(
     inputs.check_count(operator, "ancilla", ancilla, least=1)
     inputs.check_ridge(operator, ridge)
     dtype = working_dtype(query.dtype)
-    with full_precision(query.device):
-        if method in TRIANGULAR:
-            # what earlier keys leave of a column may be as short as the ridge: a difference that
-            # costs four digits, which the double of float32 has
-            query, key = query.double(), key.double()
-        square = square_scores(operator, batch, query, key, value, **options)
-        if method == "qr":
-            plan = _by_directions(square.scores, square.real, ancilla, ridge)
-        elif method == "lq":
-            plan = _by_directions(square.scores.mT, square.real, ancilla, ridge).mT
-        else:
-            plan = _by_rotation(square.scores, method, ancilla)
-        return restore(plan.to(dtype), square, batch), square.value
+    if method in TRIANGULAR:
+        # what earlier keys leave of a column may be as short as the ridge: a difference that
+        # costs four digits, which the double of float32 has
+        query, key = query.double(), key.double()
+    square = square_scores(operator, batch, query, key, value, **options)
+    if method == "qr":
+        plan = _by_directions(square.scores, square.real, ancilla, ridge)
+    elif method == "lq":
+        plan = _by_directions(square.scores.mT, square.real, ancilla, ridge).mT
+    else:
+        plan = _by_rotation(square.scores, method, ancilla)
+    return restore(plan.to(dtype), square, batch), square.value
 
 
 def _by_directions(

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from bistoch.functional import inputs
 from bistoch.functional._masks import Bias, as_bias, forbid_low, read_bias
-from bistoch.functional._precision import working_dtype as working_dtype
 from bistoch.functional.inputs import Mask, Option
-from bistoch.functional.inputs.tensors import values_are_at_hand
+from bistoch.functional.inputs.tensors import as_number, values_are_at_hand
+from bistoch.functional.precision import working_dtype as working_dtype
 from bistoch.functional.problem import Balance, GivenScores, Problem, Scores
 
 # how a float mask is read: very low numbers forbid a pair, unless its score could make up for that;
 # and in a row without any others only "differences" count. In "rows" that stand alone scores have
-# no say, since they may be those of later keys; "levels" are rows that feel what is added to all
-# scores. Where rows see no later key, "numbers" forbid whatever their row holds. Or they are
+# no say, since they may be those of later keys; "levels" are rows that depend on what is added to
+# all scores. Where rows see no later key, "numbers" forbid whatever their row holds. Or they are
 # "scores": what is finite is possible
 Reading = Literal["differences", "rows", "levels", "numbers", "scores"]
 
@@ -48,7 +48,7 @@ class BalanceOptions(NamedTuple):
     start: Tensor | None = None
 
     def moves_columns(self) -> bool:
-        """Whether columns are weighed against each other, so that rows feel each other."""
+        """Whether columns are weighed against each other, so that rows depend on each other."""
         return self.iters > 0 and (isinstance(self.lam, Tensor) or self.lam > 0)
 
 
@@ -88,7 +88,7 @@ def pose_scores(
     inputs.check_scale(operator, options.scale)
 
     query, key = flatten(query, batch), flatten(key, batch)
-    scale = options.scale
+    scale = as_number(options.scale)
     if scale is None:
         scale = 1 / math.sqrt(max(query.shape[-1], 1))
     sharpness = _sharpness(scale, options.eps, batch, query)
@@ -175,7 +175,7 @@ def pose_balance(
         log_row_mass=None if row_mass is None else row_mass.log(),
         start=_start(options.start, (*batch, m), like),
         iters=options.iters,
-        tol=options.tol,
+        tol=as_number(options.tol),
     )
 
 
@@ -248,18 +248,18 @@ def _sharpness(scale: float, eps: Option, batch: torch.Size, like: Tensor) -> Fl
     """What dot products are multiplied with; one over eps may be too much for the dtype of eps."""
     if isinstance(eps, Tensor):
         return scale / per_problem(eps, batch, like)
-    return per_problem(scale / eps, batch, like)
+    return per_problem(scale / as_number(eps), batch, like)
 
 
 def per_problem(option: Option, batch: torch.Size, like: Tensor) -> Float[Tensor, "B"]:
     """A number, or a tensor over the leading axes, as one number for each problem."""
     if isinstance(option, Tensor):
         return option.to(like).expand(batch).reshape(-1)
-    return _filled((like.shape[0],), option, like)
+    return _filled((like.shape[0],), as_number(option), like)
 
 
 def _filled(shape: tuple[int, ...], number: float, like: Tensor) -> Tensor:
-    """One number everywhere; small ones are made once, unless somebody watches what is made."""
+    """One number everywhere; small ones are made once, unless the call is traced."""
     if _is_watched() or math.prod(shape) > LARGEST_CONSTANT:
         return like.new_full(shape, number)
     return _constant(shape, number, like.dtype, like.device)
@@ -289,7 +289,7 @@ def _start(
 ) -> Float[Tensor, "B m"] | None:
     if start is None:
         return None
-    # the potential of a key that nobody could see, where it comes from
+    # the potential of a key that no query could see, where it comes from
     start = start.to(like.dtype).masked_fill(start == -torch.inf, 0)
     return start.expand(shape).reshape(like.shape[0], shape[-1])
 

@@ -1,7 +1,6 @@
 """What is solved: scores, and how they are balanced; and the mathematics that backends share."""
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -54,6 +53,17 @@ class GivenScores(NamedTuple):
     def like(self) -> Tensor:
         """A tensor of the working precision, where all others are."""
         return self.given
+
+
+@runtime_checkable
+class Steps(Protocol):
+    """How long to iterate, for whatever has iterations."""
+
+    @property
+    def iters(self) -> int: ...  # noqa: D102
+
+    @property
+    def tol(self) -> float | None: ...  # noqa: D102
 
 
 class Balance(NamedTuple):
@@ -195,16 +205,8 @@ def row_softmax(scores: Float[Tensor, "*B r m"]) -> Float[Tensor, "*B r m"]:
     return scores.masked_fill(dead, 0).softmax(-1).masked_fill(dead, 0)
 
 
-def full_precision(device: torch.device) -> AbstractContextManager:
-    """Switch autocast off, if it is on: inside, everything is computed in the working dtype."""
-    # tensors without numbers have no precision to lose, and autocast does not know them
-    if device.type != "meta" and torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
-
-
 def no_values(scores: Scores | GivenScores) -> Float[Tensor, "B m 0"]:
-    """Values without features, for whoever wants only the potentials."""
+    """Values without features, where only the potentials are wanted."""
     size, _, m = scores.shape
     return scores.like.new_empty(size, m, 0)
 

@@ -8,10 +8,13 @@ from bistoch.functional import inputs
 from bistoch.functional._nonfinite import show
 from bistoch.functional.elastic.api import balance_scores
 from bistoch.functional.elastic.reference import logsumexp
+from bistoch.functional.elastic.scores import over_eps
 from bistoch.functional.inputs import Option
-from bistoch.functional.pose import BalanceOptions, ScoreOptions, working_dtype
+from bistoch.functional.pose import BalanceOptions, ScoreOptions
+from bistoch.functional.precision import full_precision
 
 
+@full_precision
 def prototype_codes(
     scores: Float[Tensor, "*b n m"],
     *,
@@ -61,8 +64,7 @@ def prototype_codes(
     if column_mass is not None:
         shape = (*batch, prototypes)
         inputs.check_column_mass(operator, column_mass, shape, scores.device)
-    work = scores.to(working_dtype(scores.dtype))
-    work = work / (eps.to(work.dtype)[..., None, None] if isinstance(eps, Tensor) else eps)
+    work = over_eps(scores, eps)
     start = None
     if iters:
         total = _log_column_sums(work, query_mask)

@@ -11,7 +11,6 @@ from bistoch.functional import inputs
 from bistoch.functional._export import export_whole
 from bistoch.functional.circuit import ANSAETZE, circuit_unitary, count_angles
 from bistoch.functional.inputs import Mask, Option
-from bistoch.functional.problem import full_precision
 from bistoch.functional.square import restore, square_scores, stochastic_complement
 
 
@@ -59,8 +58,7 @@ def quantum_attention(
         key_mask=key_mask, scale=scale,
     )  # fmt: skip
     plan = _measure(operator, plan, shots, generator)
-    with full_precision(query.device):
-        return (plan @ value.reshape(*batch, *value.shape[1:])).to(query.dtype)
+    return (plan @ value.reshape(*batch, *value.shape[1:])).to(query.dtype)
 
 
 @export_whole
@@ -165,18 +163,17 @@ def _plan(
     length = theta_length(qubits, circuit.ancilla, circuit.layers, circuit.ansatz)
     if circuit.theta is not None:
         inputs.check_theta(operator, circuit.theta, length, batch, n, query.device)
-    with full_precision(query.device):
-        square = square_scores(operator, batch, query, key, value, **options)
-        theta = default_theta(length, square.scores) if circuit.theta is None else circuit.theta
-        theta = theta.to(square.scores).expand(*batch, length).reshape(-1, length)
-        plan = _draw(square.scores, theta, qubits, circuit)
-        missing = 2**qubits - n
-        if missing or square.real is not None:
-            real = square.real
-            if real is None:
-                real = plan.new_ones(plan.shape[0], n, dtype=torch.bool)
-            plan = stochastic_complement(plan, pad(real, (0, missing)))[:, :n, :n]
-        return restore(plan, square, batch), square.value
+    square = square_scores(operator, batch, query, key, value, **options)
+    theta = default_theta(length, square.scores) if circuit.theta is None else circuit.theta
+    theta = theta.to(square.scores).expand(*batch, length).reshape(-1, length)
+    plan = _draw(square.scores, theta, qubits, circuit)
+    missing = 2**qubits - n
+    if missing or square.real is not None:
+        real = square.real
+        if real is None:
+            real = plan.new_ones(plan.shape[0], n, dtype=torch.bool)
+        plan = stochastic_complement(plan, pad(real, (0, missing)))[:, :n, :n]
+    return restore(plan, square, batch), square.value
 
 
 def _draw(

@@ -1,7 +1,7 @@
 """Attention by rows alone: other ways than softmax to turn a row of scores into weights.
 
-No row feels another and columns are free, so all of these may be used behind a causal mask. Two of
-them need not spend their whole unit of attention, `sigmoid` and `softpick`; nor does `sink`.
+No row depends on another and columns are free, so all of these may be used behind a causal mask.
+Two of them need not spend their whole unit of attention, `sigmoid` and `softpick`; nor does `sink`.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,14 @@ from bistoch.functional import _rowmaps, inputs
 from bistoch.functional._nonfinite import clean_scores, show
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import Reading, ScoreOptions, flatten, per_problem, pose_scores
-from bistoch.functional.problem import Scores, dense_scores, full_precision
+from bistoch.functional.precision import full_precision
+from bistoch.functional.problem import Scores, dense_scores
 
 # a map from a matrix of scores to a matrix of weights
 RowMap = Callable[[Tensor], Tensor]
 
 
+@full_precision
 def sigmoid_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -46,6 +48,7 @@ def sigmoid_attention(
     )  # fmt: skip
 
 
+@full_precision
 def sigmoid_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -79,6 +82,7 @@ def sigmoid_plan(
     )  # fmt: skip
 
 
+@full_precision
 def softpick_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -105,6 +109,7 @@ def softpick_attention(
     )  # fmt: skip
 
 
+@full_precision
 def softpick_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -136,6 +141,7 @@ def softpick_plan(
     )  # fmt: skip
 
 
+@full_precision
 def sparsemax_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -162,6 +168,7 @@ def sparsemax_attention(
     )  # fmt: skip
 
 
+@full_precision
 def sparsemax_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -189,6 +196,7 @@ def sparsemax_plan(
     )
 
 
+@full_precision
 def entmax_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -215,6 +223,7 @@ def entmax_attention(
     )  # fmt: skip
 
 
+@full_precision
 def entmax_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -242,6 +251,7 @@ def entmax_plan(
     )
 
 
+@full_precision
 def normsoftmax_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -268,6 +278,7 @@ def normsoftmax_attention(
     )  # fmt: skip
 
 
+@full_precision
 def normsoftmax_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -311,8 +322,7 @@ def _attend(operator, weigh: RowMap, query, key, value, *options, bias: Reading 
     batch = inputs.check_tokens(operator, query, key, value)
     scores = _pose(operator, batch, query, key, *options, bias=bias)
     scores, value, broken = clean_scores(scores, flatten(value, batch), "row")
-    with full_precision(query.device):
-        output = show(weigh(dense_scores(scores)) @ value, broken)
+    output = show(weigh(dense_scores(scores)) @ value, broken)
     return output.reshape(*batch, *output.shape[1:]).to(query.dtype)
 
 
@@ -324,8 +334,7 @@ def weigh_rows(operator, weigh: RowMap, query, key, *options, bias: Reading = "r
     batch = inputs.check_tokens(operator, query, key)
     scores = _pose(operator, batch, query, key, *options, bias=bias)
     scores, _, broken = clean_scores(scores, None, "row")
-    with full_precision(query.device):
-        plan = show(weigh(dense_scores(scores)), broken)
+    plan = show(weigh(dense_scores(scores)), broken)
     return plan.reshape(*batch, *plan.shape[1:]).to(query.dtype)
 
 

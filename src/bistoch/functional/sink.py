@@ -9,16 +9,17 @@ from bistoch.functional._nonfinite import clean_scores, show
 from bistoch.functional.elastic.api import solve
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import ScoreOptions, flatten, per_problem, pose_scores
+from bistoch.functional.precision import full_precision
 from bistoch.functional.problem import (
     Solution,
     dense_scores,
     free_columns,
-    full_precision,
     no_values,
     row_softmax,
 )
 
 
+@full_precision
 def sink_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -48,11 +49,11 @@ def sink_attention(
     # the sink is none of the keys: what is added to all of their scores counts
     scores = pose_scores(operator, batch, query, key, options, bias="levels")
     found = solve(operator, free_columns(scores), flatten(value, batch), backend)
-    with full_precision(query.device):
-        output = found.output * _left(found, logit, batch)
+    output = found.output * _left(found, logit, batch)
     return output.reshape(*batch, *output.shape[1:]).to(query.dtype)
 
 
+@full_precision
 def sink_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -88,9 +89,8 @@ def sink_plan(
     options = ScoreOptions(eps, scale, mask, query_mask, key_mask)
     scores = pose_scores(operator, batch, query, key, options, bias="levels")
     found = solve(operator, free_columns(scores), no_values(scores), backend)
-    with full_precision(query.device):
-        scores, _, broken = clean_scores(scores, None, "row")
-        plan = show(row_softmax(dense_scores(scores)) * _left(found, logit, batch), broken)
+    scores, _, broken = clean_scores(scores, None, "row")
+    plan = show(row_softmax(dense_scores(scores)) * _left(found, logit, batch), broken)
     return plan.reshape(*batch, *plan.shape[1:]).to(query.dtype)
 
 

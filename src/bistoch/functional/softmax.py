@@ -12,10 +12,12 @@ from bistoch.functional._masks import as_bias
 from bistoch.functional._nonfinite import Pairs, clean, show
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import working_dtype
-from bistoch.functional.problem import full_precision, row_softmax
+from bistoch.functional.precision import full_precision
+from bistoch.functional.problem import row_softmax
 from bistoch.functional.rowwise import weigh_rows
 
 
+@full_precision
 def softmax_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -62,17 +64,17 @@ def softmax_attention(
         query, key, value = (x.to(work) for x in (query, key, value))
         bias = bias.to(work) if has_bias else bias
     if isinstance(factor, Tensor):
-        # a temperature per problem rides on the queries
+        # a temperature per problem is multiplied into the queries
         query, factor = query * factor[..., None, None], 1.0
     query, key, value = (x.expand(*batch, *x.shape[-2:]) for x in (query, key, value))
     if m == 0:
         return value.new_zeros(*batch, n, value.shape[-1], dtype=dtype)
-    with full_precision(query.device):
-        output = scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=factor)
+    output = scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=factor)
     output = output if dead is None else output.masked_fill(dead[..., None], 0)
     return show(output, broken).to(dtype)
 
 
+@full_precision
 def softmax_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],

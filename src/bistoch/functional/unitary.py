@@ -25,7 +25,7 @@ def cayley(generator: Complex[Tensor, "B n n"]) -> Complex[Tensor, "B n n"]:
     tensor([[[1., 0.],
              [0., 1.]]])
     """
-    # an inverse forgets as many digits as H has before the point; the double of float32 has them
+    # an inverse loses as many digits as H has before the point; the double of float32 has them
     long = generator.to(torch.complex128)
     identity = torch.eye(long.shape[-1], dtype=long.dtype, device=long.device)
     # (1 + x)/(1 - x) = 2/(1 - x) - 1

@@ -8,10 +8,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bistoch.functional import inputs
-from bistoch.functional.elastic.api import attend, make_plan, solve
+from bistoch.functional.elastic.api import attend, make_plan, solve, warn_if_far
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import BalanceOptions, ScoreOptions, flatten, pose, working_dtype
-from bistoch.functional.problem import Scores, free_columns, full_precision
+from bistoch.functional.precision import full_precision
+from bistoch.functional.problem import Scores, free_columns
 
 
 class Gaussian(NamedTuple):
@@ -21,6 +22,7 @@ class Gaussian(NamedTuple):
     variance: Float[Tensor, "*b length features"]
 
 
+@full_precision
 def wasserstein_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -72,6 +74,7 @@ def wasserstein_attention(
     return attend(operator, *longer, value, pairs, balance, backend).to(query.dtype)
 
 
+@full_precision
 def wasserstein_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -109,6 +112,7 @@ def wasserstein_plan(
     return make_plan(operator, *longer, pairs, balance, backend).to(query.dtype)
 
 
+@full_precision
 def wasserstein_moments(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -152,16 +156,15 @@ def wasserstein_moments(
     pairs, balance = _for_longer_tokens(operator, pairs, balance, batch, query)
     problem = pose(operator, batch, *longer, pairs, balance)
     found = solve(operator, problem, flatten(value, batch), backend)
-    with full_precision(query.device):
-        squared = free_columns(_squared(problem.scores, found.column))
+    warn_if_far(operator, problem.balance, found.error)
+    squared = free_columns(_squared(problem.scores, found.column))
     spread = value_variance.to(found.output.dtype).expand(*batch, *value.shape[-2:])
     share = solve(operator, squared, flatten(spread, batch), backend)
-    with full_precision(query.device):
-        # softmax made rows of one; what they really sum to is the sum of squares of the plan
-        dead = (found.row == -torch.inf) | (share.row == -torch.inf)
-        log_sum = 2 * found.row.masked_fill(dead, 0) - share.row.masked_fill(dead, 0)
-        # never above one, but the potentials of large scores are rounded
-        variance = share.output * log_sum.clamp_max(0).exp()[..., None]
+    # softmax made rows of one; what they really sum to is the sum of squares of the plan
+    dead = (found.row == -torch.inf) | (share.row == -torch.inf)
+    log_sum = 2 * found.row.masked_fill(dead, 0) - share.row.masked_fill(dead, 0)
+    # never above one, but the potentials of large scores are rounded
+    variance = share.output * log_sum.clamp_max(0).exp()[..., None]
     mean, variance = (x.reshape(*batch, *x.shape[1:]) for x in (found.output, variance))
     return Gaussian(mean.to(query.dtype), variance.to(query.dtype))
 
@@ -180,27 +183,26 @@ def _longer_tokens(
             inputs.check_variance(operator, name, variance, tokens)
     if key_mask is not None:
         inputs.check_padding(operator, "key_mask", key_mask, (*batch, key.shape[-2]), key.device)
-    with full_precision(query.device):
-        dtype = working_dtype(query.dtype)
-        query, key = query.to(dtype), key.to(dtype)
-        if query_variance is not None or key_variance is not None:
-            query = torch.cat([query, _deviation(query_variance, query)], -1)
-            key = torch.cat([key, _deviation(key_variance, key)], -1)
-        if key_mask is not None:
-            # what a padded key holds is nobody's concern, also where it is squared
-            key = torch.where(key_mask[..., None], key, 0)
-        # distances do not feel a shift, their rounding does: measure from the middle of the keys,
-        # but not of those that are not finite, which only the queries that see them may notice
-        middle = key.detach().nan_to_num(0, 0, 0).sum(-2, keepdim=True)
-        if key_mask is None:
-            middle = middle / max(key.shape[-2], 1)
-            query, key = query - middle, key - middle
-        else:
-            middle = middle / key_mask.sum(-1).clamp_min(1)[..., None, None]
-            query, key = query - middle, torch.where(key_mask[..., None], key - middle, 0)
-        lengths = key.square().sum(-1, keepdim=True) / 2
-        ones = query.new_ones(*query.shape[:-1], 1)
-        return torch.cat([query, ones], -1), torch.cat([key, -lengths], -1)
+    dtype = working_dtype(query.dtype)
+    query, key = query.to(dtype), key.to(dtype)
+    if query_variance is not None or key_variance is not None:
+        query = torch.cat([query, _deviation(query_variance, query)], -1)
+        key = torch.cat([key, _deviation(key_variance, key)], -1)
+    if key_mask is not None:
+        # a padded key may hold anything, also what overflows when squared
+        key = torch.where(key_mask[..., None], key, 0)
+    # a shift changes no distance, but its rounding: measure from the mean of the keys, but not of
+    # those that are not finite, which only the queries that see them may depend on
+    middle = key.detach().nan_to_num(0, 0, 0).sum(-2, keepdim=True)
+    if key_mask is None:
+        middle = middle / max(key.shape[-2], 1)
+        query, key = query - middle, key - middle
+    else:
+        middle = middle / key_mask.sum(-1).clamp_min(1)[..., None, None]
+        query, key = query - middle, torch.where(key_mask[..., None], key - middle, 0)
+    lengths = key.square().sum(-1, keepdim=True) / 2
+    ones = query.new_ones(*query.shape[:-1], 1)
+    return torch.cat([query, ones], -1), torch.cat([key, -lengths], -1)
 
 
 def _deviation(variance: Tensor | None, tokens: Tensor) -> Tensor:

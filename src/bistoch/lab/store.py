@@ -22,7 +22,7 @@ class Run(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Where the run keeps files of its own, such as a checkpoint; made by whoever uses it."""
+        """Where the run keeps files of its own, such as a checkpoint; made when it is used."""
         return self.path.with_suffix("")
 
     def read(self) -> Result | None:

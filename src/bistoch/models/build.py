@@ -58,7 +58,7 @@ def make_config(
             f"{name}: {' and '.join(lacking)} must be given, since the data decide; write for "
             f'example build_model("{name}", {lacking[0]}=...)'
         )
-    # JSON has no tuples: a config that was saved brings lists
+    # JSON has no tuples: a config that was saved holds lists
     wanted = {k: tuple(v) if isinstance(v, list) else v for k, v in wanted.items()}
     return row, row.config(**wanted)
 

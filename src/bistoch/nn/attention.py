@@ -105,8 +105,8 @@ class Attention(nn.Module):
         q, k, v = self._queries(query), self._keys(key), self._split("value", value, self.value)
         inputs.check_tokens("Attention", q, k, v)
         masks = self._masks(q, k, same, mask, query_mask, key_mask)
-        brought = _for_heads(column_mass, row_mass, generator)
-        heads = self.operator(q, k, v, **masks, **brought)
+        extra = _for_heads(column_mass, row_mass, generator)
+        heads = self.operator(q, k, v, **masks, **extra)
         result = self.dropout(self.out(merge_heads(heads)))
         return result if self.batch_first or result.ndim == 2 else result.transpose(0, 1)
 
@@ -177,7 +177,7 @@ class Attention(nn.Module):
 def _for_heads(
     column_mass: Tensor | None, row_mass: Tensor | None, generator: torch.Generator | None
 ) -> dict[str, Any]:
-    """What a call brings beside tokens and masks, with an axis for the heads."""
+    """The arguments of a call beside tokens and masks, with an axis for the heads."""
     given: dict[str, Any] = {}
     for name, mass in (("column_mass", column_mass), ("row_mass", row_mass)):
         if mass is not None:

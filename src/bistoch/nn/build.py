@@ -68,5 +68,5 @@ def _build_row(
         return OperatorModule(row, **options)
     known = inspect.signature(NAMED[row.name]).parameters
     check_options(row.name, options, known)
-    brought = {name: value for name, value in layer.items() if name in known}
-    return NAMED[row.name](**brought | options)
+    given = {name: value for name, value in layer.items() if name in known}
+    return NAMED[row.name](**given | options)

@@ -21,7 +21,7 @@ def check_division(layer: str, dim_name: str, dim: int, heads_name: str, heads: 
 
 
 def check_heads(operator: str, heads: int | None) -> int:
-    """Check that whoever learns something per head knows how many heads there are."""
+    """Check that the number of heads is given where something is learned per head."""
     if heads is None:
         raise ValueError(
             f"{operator}: learn='head' needs heads, the number of heads; "

@@ -31,8 +31,8 @@ class MultiheadAttention(nn.Module):
 
     Three things differ. Dropout acts on the result, not on the weights, whose sums it would undo. A
     query that may see no key returns the bias of the output projection, not NaN. And where one row
-    of the plan feels another (all operators but softmax), `key_padding_mask` in self-attention (one
-    tensor as query and key) hides the padded queries too, whose weights are then zero.
+    of the plan depends on another (all operators but softmax), `key_padding_mask` in self-attention
+    (one tensor as query and key) hides the padded queries too, whose weights are then zero.
 
     Args:
         embed_dim, num_heads, dropout, bias, batch_first, device, dtype: as in torch. Not offered
@@ -122,7 +122,7 @@ class MultiheadAttention(nn.Module):
         q, k, v = self._project(query, key, value)
         batch = inputs.check_tokens("MultiheadAttention", q, k, v)
         shape = (*batch, q.shape[-2], k.shape[-2])
-        # a padded query is left out only where another row would feel it; else it is as in torch
+        # a padded query is left out only where another row depends on it; else it is as in torch
         independent = getattr(self.operator, "rows_are_independent", False)
         mask, key_mask = _read_masks(shape, attn_mask, key_padding_mask, q.device, independent)
         query_mask = None

@@ -12,7 +12,7 @@ from bistoch.functional.inputs import Mask, Option
 from bistoch.nn.heads import check_heads, one_per_head
 from bistoch.nn.unit_interval import clamp_to_unit
 
-# why an operator does not take what a call brings, and what does
+# why an operator does not take an argument of the call, and which one does
 REASONS = {
     "column_mass": (
         "since this operator has no column sums to choose; use one that balances columns, for "
@@ -62,7 +62,7 @@ class OperatorModule(nn.Module):
 
     @property
     def rows_are_independent(self) -> bool:
-        """Whether no row feels another, so that what a padded query does is its own affair."""
+        """Whether no row depends on another, so that a padded query changes no other row."""
         return self.row.rows_stand_alone
 
     def options(self) -> dict[str, Any]:
@@ -86,10 +86,10 @@ class OperatorModule(nn.Module):
 
         Masses and a generator reach operators that take them; others refuse them.
         """
-        brought = self._brought(column_mass, row_mass, generator)
+        extra = self._extra(column_mass, row_mass, generator)
         return self.row.attention(
             query, key, value, mask=mask, query_mask=query_mask, key_mask=key_mask,
-            **self.options(), **brought,
+            **self.options(), **extra,
         )  # fmt: skip
 
     def plan(
@@ -105,19 +105,19 @@ class OperatorModule(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, "*b n m"]:
         """The plan with which `forward` weighs the values."""
-        brought = self._brought(column_mass, row_mass, generator)
+        extra = self._extra(column_mass, row_mass, generator)
         return self.row.plan(
             query, key, mask=mask, query_mask=query_mask, key_mask=key_mask,
-            **self.options(), **brought,
+            **self.options(), **extra,
         )  # fmt: skip
 
-    def _brought(
+    def _extra(
         self,
         column_mass: Tensor | None,
         row_mass: Tensor | None,
         generator: torch.Generator | None,
     ) -> dict[str, Any]:
-        """What a call brings beside tokens and masks, if the operator takes it."""
+        """The arguments of a call beside tokens and masks, if the operator takes it."""
         given = {"column_mass": column_mass, "row_mass": row_mass, "generator": generator}
         given = {name: value for name, value in given.items() if value is not None}
         if given:

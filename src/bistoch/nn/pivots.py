@@ -23,8 +23,8 @@ class LowRank(OperatorModule):
         learn_mass: whether to learn also what share of the queries each pivot should receive, as a
             parameter `log_mass` that starts at zero: equal shares.
         heads: how many heads there are; tokens are then (..., heads, n, d). By default all leading
-            axes share one set of pivots. A layer brings its own number.
-        size: features of a query, d. A layer brings its own.
+            axes share one set of pivots. A layer sets its own number.
+        size: features of a query, d. A layer sets its own.
 
     >>> import torch, bistoch
     >>> operator = LowRank(rank=4, heads=8, size=16)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from bistoch.functional import inputs
 from bistoch.functional.elastic import balance_potentials
+from bistoch.functional.precision import no_autocast
 
 
 class Routing(NamedTuple):
@@ -132,7 +133,7 @@ class Router(nn.Module):
     def logits(self, x: Float[Tensor, "*b n dim"]) -> Float[Tensor, "*b n experts"]:
         """The scores of every token for every expert, without the bias, in float32 at least."""
         work = torch.promote_types(self.weight.dtype, torch.float32)
-        with torch.autocast(x.device.type, enabled=False):
+        with no_autocast(x.device):
             return nn.functional.linear(x.to(work), self.weight.to(work))
 
     @torch.no_grad()

@@ -174,6 +174,7 @@ class HubCorrection:
             documents: by default those of `fit` and `add`; needed after `load`.
             k: length of a list.
         """
+        check_count("HubCorrection.report", "k", k, least=1)
         fitted = self._of_fit()
         asked = fitted.bank if queries is None else as_tensor("queries", queries).to(fitted.bank)
         check_widths("queries", asked, "the bank", fitted.bank.shape[1])

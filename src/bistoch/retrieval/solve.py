@@ -92,7 +92,7 @@ class _Blocks:
             if self._height == len(self._queries):
                 self._made = shift, column
             found = torch.cat(rows), total
-        # nobody is near to a document whose sum underflows: it gets as large a step as there is
+        # no query is near to a document whose sum underflows: it gets as large a step as there is
         return found[0], found[1].clamp_min(torch.finfo(column.dtype).tiny)
 
     def _step_in_room(self, column: Tensor) -> tuple[Tensor, Tensor] | None:

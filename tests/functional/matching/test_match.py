@@ -1,137 +1,21 @@
-"""Matching with slack against independent float64 code of both published forms."""
+"""What matching with slack means: masses, masks, prices, pairs, and what is refused."""
 
 import math
 
 import pytest
 import torch
-from torch.nn.functional import pad
 
 import bistoch
-from bistoch.functional.elastic.api import BACKENDS
-from bistoch.functional.matching.slack import BACKENDS as SLACK_BACKENDS
-
-N, M = 7, 11
-FORMS = {
-    **{f"bins-{backend}": (backend, {"bin_score": 0.6}) for backend in BACKENDS},
-    **{
-        f"prices-{backend}": (backend, {"row_price": 0.4, "column_price": -0.3})
-        for backend in SLACK_BACKENDS
-    },
-}
-every_form = pytest.mark.parametrize(("backend", "slack"), FORMS.values(), ids=FORMS.keys())
-every_end = pytest.mark.parametrize("end", ["rows", "columns"])
-
-
-def normal(*shape, seed=0, scale=1.0):
-    made = torch.Generator().manual_seed(seed + sum(shape))
-    return scale * torch.randn(shape, generator=made, dtype=torch.float64)
-
-
-def dustbins(scores, alpha, iters, end):
-    """As SuperGlue describes it: masses of total one, both potentials from zero, in logs."""
-    b, n, m = scores.shape
-    alpha = alpha.reshape(-1, 1, 1)
-    z = torch.cat([scores, alpha.expand(b, n, 1)], 2)
-    z = torch.cat([z, alpha.expand(b, 1, m + 1)], 1)
-    rows = torch.tensor([1.0] * n + [m], dtype=torch.float64).log() - math.log(n + m)
-    columns = torch.tensor([1.0] * m + [n], dtype=torch.float64).log() - math.log(n + m)
-    u, v = z.new_zeros(b, n + 1), z.new_zeros(b, m + 1)
-    for _ in range(iters):
-        u = rows - torch.logsumexp(z + v[:, None, :], 2)
-        v = columns - torch.logsumexp(z + u[:, :, None], 1)
-    if end == "rows":
-        u = rows - torch.logsumexp(z + v[:, None, :], 2)
-    z = z + u[:, :, None] + v[:, None, :] + math.log(n + m)
-    return z[:, :-1, :-1], z[:, :-1, -1], z[:, -1, :-1]
-
-
-def free_slack(scores, row_score, column_score, iters, end):
-    """As RPM-Net describes it: the slack row and column take part, and are never normalised."""
-    z = pad(scores, (0, 1, 0, 1))
-    z = torch.cat([z[:, :, :-1], pad(row_score, (0, 1))[:, :, None]], 2)
-    z = torch.cat([z[:, :-1], pad(column_score, (0, 1))[:, None, :]], 1)
-
-    def row_step(z):
-        return torch.cat([z[:, :-1].log_softmax(2), z[:, -1:]], 1)
-
-    def column_step(z):
-        return torch.cat([z[:, :, :-1].log_softmax(1), z[:, :, -1:]], 2)
-
-    for _ in range(iters):
-        z = column_step(row_step(z))
-    z = row_step(z) if end == "rows" else z
-    return z[:, :-1, :-1], z[:, :-1, -1], z[:, -1, :-1]
-
-
-def logs(found):
-    return found.log_plan, found.log_rows, found.log_columns
-
-
-def with_grads(function, *leaves):
-    leaves = [x.detach().clone().requires_grad_() for x in leaves]
-    results = function(*leaves)
-    loss = sum((x * torch.linspace(1, 9, x.numel()).cos().reshape(x.shape)).sum() for x in results)
-    grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-    return [x.detach() for x in results] + list(grads)
-
-
-def assert_same(ours, theirs, **tolerance):
-    tolerance = tolerance or {"atol": 1e-10, "rtol": 1e-9}
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, **tolerance)
-
-
-@every_end
-@pytest.mark.parametrize("iters", [1, 2, 7, 100])
-@pytest.mark.parametrize("scale", [1.0, 20.0])
-class TestPublishedForms:
-    @pytest.mark.parametrize("backend", BACKENDS)
-    def test_dustbins(self, backend, scale, iters, end):
-        scores, alpha, eps = normal(3, N, M, scale=scale), normal(3), 0.7
-
-        def ours(scores, alpha):
-            options = {"eps": eps, "iters": iters, "end": end, "backend": backend}
-            return logs(bistoch.match(scores, bin_score=alpha, **options))
-
-        def theirs(scores, alpha):
-            return dustbins(scores / eps, alpha / eps, iters, end)
-
-        assert_same(with_grads(ours, scores, alpha), with_grads(theirs, scores, alpha))
-
-    @pytest.mark.parametrize("backend", SLACK_BACKENDS)
-    def test_free_slack(self, backend, scale, iters, end):
-        leaves = normal(3, N, M, scale=scale), normal(3, N, seed=1), normal(3, M, seed=2)
-        eps = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
-
-        def ours(scores, rows, columns):
-            options = {"eps": eps, "iters": iters, "end": end, "backend": backend}
-            return logs(bistoch.match(scores, row_price=rows, column_price=columns, **options))
-
-        def theirs(scores, rows, columns):
-            cold = eps[:, None]
-            return free_slack(scores / cold[..., None], -rows / cold, -columns / cold, iters, end)
-
-        assert_same(with_grads(ours, *leaves), with_grads(theirs, *leaves))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("scale", "least", "most"), [(2.0, 1e-9, 1e-5), (8.0, 1e-3, 1e-1)])
-def test_hyperconnections_end_on_columns(backend, scale, least, most):
-    """The form of mHC, (row, column) x 20, is balance of the transposed scores from a row step."""
-    scores = normal(500, 4, 4, scale=scale)
-    wanted = scores.exp()
-    for _ in range(20):
-        wanted = wanted / wanted.sum(-1, keepdim=True)
-        wanted = wanted / wanted.sum(-2, keepdim=True)
-    start = -scores.logsumexp(-1)
-    found = bistoch.balance(scores.mT, start=start, iters=19, backend=backend).mT
-    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-10)
-    logs = bistoch.log_balance(scores.mT, start=start, iters=19, backend=backend).mT
-    torch.testing.assert_close(logs.exp(), wanted, atol=1e-12, rtol=1e-10)
-    # what the last row step changes, at the median and at the worst of the matrices
-    change = bistoch.balance(scores, iters=20, backend=backend).sub(wanted).abs().amax((-1, -2))
-    assert change.max() > least
-    assert change.median() < most
+from functional.matching.match_cases import (
+    SLACK_BACKENDS,
+    M,
+    N,
+    assert_same,
+    every_end,
+    every_form,
+    logs,
+    normal,
+)
 
 
 @every_form
@@ -398,76 +282,3 @@ def test_compiles_into_one_graph(slack):
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     grads = [torch.autograd.grad(run(scores), scores)[0] for run in (loss, compiled)]
     torch.testing.assert_close(*grads)
-
-
-@every_form
-def test_numbers_are_not_rounded_to_single_precision(backend, slack):
-    scores = normal(N, M)
-    exact = {name: torch.tensor(x, dtype=torch.float64) for name, x in slack.items()}
-    found, wanted = (bistoch.match(scores, backend=backend, **given) for given in (slack, exact))
-    torch.testing.assert_close(found.log_plan, wanted.log_plan, rtol=0, atol=1e-13)
-
-
-@every_form
-def test_plans_in_half_precision_are_rounded_once(backend, slack):
-    scores = normal(N, M, scale=3.0).bfloat16()
-    found = bistoch.match(scores, backend=backend, **slack)
-    wanted = bistoch.match(scores.double(), backend=backend, **slack)
-    for name in ("plan", "rows", "columns"):
-        torch.testing.assert_close(
-            getattr(found, name).double(), getattr(wanted, name), rtol=5e-3, atol=1e-30
-        )
-
-
-@every_form
-@every_end
-@pytest.mark.parametrize("low", [-6e3, -1e9, torch.finfo(torch.float32).min])
-def test_a_bias_that_forbids_a_whole_row_leaves_it_single(backend, slack, end, low):
-    scores, bias = normal(N, M).float(), torch.zeros(N, M)
-    bias[2], bias[4, 3] = low, low
-    found = bistoch.match(scores, mask=bias, end=end, backend=backend, **slack)
-    wanted = bistoch.match(scores, mask=bias == 0, end=end, backend=backend, **slack)
-    for name in ("log_plan", "log_rows", "log_columns", "pairs"):
-        torch.testing.assert_close(getattr(found, name), getattr(wanted, name))
-
-
-def test_a_low_bias_is_a_bias_where_scores_make_up_for_it_or_nothing_else_is_left():
-    scores, bias = normal(N, M), torch.zeros(N, M, dtype=torch.float64)
-    bias[2] = -6e3
-    high = scores - bias
-    found = bistoch.match(high, mask=bias, row_price=0.4, column_price=0.1)
-    wanted = bistoch.match(scores, row_price=0.4, column_price=0.1)
-    torch.testing.assert_close(found.log_plan, wanted.log_plan, rtol=0, atol=1e-9)
-    # without a price a row may not stay single, and only differences count
-    found, wanted = (bistoch.match(scores, mask=x, column_price=0.1) for x in (bias, None))
-    torch.testing.assert_close(found.log_plan, wanted.log_plan, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", ["bin_score", "row_price"])
-def test_numbers_are_as_exact_as_the_scores(name):
-    scores = torch.randn(5, 3, dtype=torch.float64)
-    number, tensor = (
-        bistoch.match(scores, **{name: x}).plan
-        for x in (0.1, torch.tensor(0.1, dtype=torch.float64))
-    )
-    torch.testing.assert_close(number, tensor, rtol=1e-14, atol=0)
-
-
-@pytest.mark.parametrize("slack", [{"bin_score": 0.0}, {"row_price": 0.0, "column_price": 0.0}])
-@pytest.mark.parametrize("low", [-1e4, -1e9, torch.finfo(torch.float32).min])
-@pytest.mark.parametrize("end", ["rows", "columns"])
-def test_a_row_of_low_biases_stays_single(slack, low, end):
-    scores = torch.randn(3, 4)
-    bias = torch.zeros(3, 4).index_fill(0, torch.tensor(1), low)
-    found = bistoch.match(scores, mask=bias, end=end, iters=200, **slack)
-    hidden = bistoch.match(scores, mask=bias == 0, end=end, iters=200, **slack)
-    torch.testing.assert_close(found.plan, hidden.plan)
-    torch.testing.assert_close(found.rows, hidden.rows)
-
-
-@pytest.mark.parametrize("backend", SLACK_BACKENDS)
-def test_a_tolerance_does_not_hide_a_nan(backend):
-    scores = torch.randn(5, 4)
-    scores[2, 1] = torch.nan
-    found = bistoch.match(scores, row_price=0.0, column_price=0.0, tol=0.1, backend=backend)
-    assert found.plan.isnan().all()

@@ -75,7 +75,7 @@ def test_all_kinds_are_verified_and_timed(case, expected, direction):
     # a plan that reads positions alone has gradients of zero, which are proven too
     assert found["square"] == found["running"] == ("measured", None)
     status, reason = found["short"]
-    assert (status, reason[:36]) == ("skipped", "its work runs away beyond 5 tokens, ")
+    assert (status, reason[:41]) == ("skipped", "its cost grows too fast beyond 5 tokens, ")
     assert found["even"] == ("failed", "ValueError: even: the number of tokens must be even")
     assert found["wrong"][0] == "wrong"
     proven = {cell.contender: cell.verified_by for cell in cells}

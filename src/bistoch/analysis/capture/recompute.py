@@ -84,20 +84,20 @@ def asked_plan(layer: Any, call: dict[str, Any], plan: Tensor, keep: Keep) -> Fo
     return pick(plan, keep, plan.ndim), pick(value, keep, plan.ndim)
 
 
-def eager_plan(heard: Call, keep: Keep) -> Found:
+def eager_plan(call: Call, keep: Keep) -> Found:
     """The plan of the matrix code of transformers, and its values, one per head."""
-    layer, value = _argument(heard, 0, "module"), _argument(heard, 3, "value")
-    plan = heard.result[1]
+    layer, value = _argument(call, 0, "module"), _argument(call, 3, "value")
+    plan = call.result[1]
     if layer.training:
         # what it returned is thinned out by dropout
         with _evaluating(layer):
-            plan = heard.function(*heard.args, **heard.kwargs)[1]
+            plan = call.function(*call.args, **call.kwargs)[1]
     value = value.repeat_interleave(plan.shape[-3] // value.shape[-3], -3)
     return pick(plan, keep, plan.ndim), pick(value, keep, plan.ndim)
 
 
-def _argument(heard: Call, place: int, name: str) -> Any:
-    return heard.args[place] if place < len(heard.args) else heard.kwargs[name]
+def _argument(call: Call, place: int, name: str) -> Any:
+    return call.args[place] if place < len(call.args) else call.kwargs[name]
 
 
 @contextmanager

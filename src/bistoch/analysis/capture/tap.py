@@ -1,4 +1,4 @@
-"""Functions that somebody listens to: replaced while anybody does, put back when nobody does.
+"""Functions whose calls are recorded: replaced while a listener is attached, then put back.
 
 One replacement serves all listeners, so that captures may be nested, overlap, and end in any order.
 """
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class Call(NamedTuple):
-    """A call that was heard: what was called, with what, and what it returned."""
+    """A recorded call: what was called, with what, and what it returned."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -31,23 +31,23 @@ class _Tap:
         self.listeners: list[Listener] = []
 
         @functools.wraps(self.original)
-        def heard(*args: Any, **kwargs: Any) -> Any:
+        def recorded(*args: Any, **kwargs: Any) -> Any:
             result = self.original(*args, **kwargs)
             for listener in tuple(self.listeners):
                 listener(Call(self.original, args, kwargs, result))
             return result
 
-        self.heard = heard
-        setattr(owner, name, heard)
+        self.recorded = recorded
+        setattr(owner, name, recorded)
 
     def close(self) -> None:
-        # whoever replaced the function after us keeps the last word; we only pass calls on
-        if vars(self.owner).get(self.name) is self.heard:
+        # if the function was replaced again after us, that stays; we only pass calls on
+        if vars(self.owner).get(self.name) is self.recorded:
             setattr(self.owner, self.name, self.original)
 
 
 def listen(owner: Any, name: str, listener: Listener) -> Callable[[], None]:
-    """Hear every call of `owner.name`, after it returned; call the result to stop.
+    """Record every call of `owner.name`, after it returned; call the result to stop.
 
     >>> import types
     >>> shop = types.SimpleNamespace(sell=lambda count: 2 * count)

@@ -128,22 +128,22 @@ class _Watch:
         yield register_module_forward_pre_hook(self.enter).remove
         hook = register_module_forward_hook(self.leave, with_kwargs=True, always_call=True)
         yield hook.remove
-        # torch forgets to take this back, and would warn at the next compilation
+        # torch does not undo this, and would warn at the next compilation
         yield lambda: _global_forward_hooks_with_kwargs.pop(hook.id, None)
         for holder in {id(m): m for m in [functional, *holders(SDPA, _attend)]}.values():
-            yield listen(holder, SDPA, self.hear_sdpa)
+            yield listen(holder, SDPA, self.record_sdpa)
         for kind in _kinds_with_a_plan(self.model):
-            yield listen(kind, "plan", self.hear_plan)
+            yield listen(kind, "plan", self.record_plan)
         files = {type(module).__module__ for module in self.model.modules()}
         for file in sorted(files & sys.modules.keys()):
             if EAGER in vars(sys.modules[file]):
-                yield listen(sys.modules[file], EAGER, self.hear_eager)
+                yield listen(sys.modules[file], EAGER, self.record_eager)
 
-    # what is heard and seen
+    # what is recorded
 
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """A module starts."""
-        if self.is_deaf():
+        if self.is_paused():
             return
         name = self.names.get(id(module))
         # an operator may hang on a function instead of the model, as in the models of transformers
@@ -155,7 +155,7 @@ class _Watch:
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
         """A module returned; or failed, and then there are no keywords in `rest`."""
-        if self.is_deaf() or all(frame.module is not module for frame in self.stack):
+        if self.is_paused() or all(frame.module is not module for frame in self.stack):
             return
         frame = self.stack.pop()
         while frame.module is not module:
@@ -196,29 +196,29 @@ class _Watch:
             shape = multihead_shape(attention, call)
             self.keep_plan(name, "multihead", shape, multihead_plan, attention, call)
 
-    def hear_sdpa(self, heard: Call) -> None:
-        """Somebody attended by torch's function."""
-        if not self.is_deaf() and self.stack and not self.inside_attention():
-            call = sdpa_call(*heard.args, **heard.kwargs)
-            self.keep_plan(self.place(), "sdpa", _shape(call), sdpa_plan, call)
+    def record_sdpa(self, call: Call) -> None:
+        """A call of torch's attention function."""
+        if not self.is_paused() and self.stack and not self.inside_attention():
+            attended = sdpa_call(*call.args, **call.kwargs)
+            self.keep_plan(self.place(), "sdpa", _shape(attended), sdpa_plan, attended)
 
-    def hear_plan(self, heard: Call) -> None:
+    def record_plan(self, call: Call) -> None:
         """A layer asked its operator for the plan, to use it."""
-        if self.is_deaf() or not self.stack or self.inside_attention():
+        if self.is_paused() or not self.stack or self.inside_attention():
             return
         if isinstance(self.stack[-1].module, MultiheadAttention):
-            self.stack[-1].plan = heard.result
+            self.stack[-1].plan = call.result
 
-    def hear_eager(self, heard: Call) -> None:
+    def record_eager(self, call: Call) -> None:
         """The matrix code of transformers ran, on (module, query, key, value, mask, options)."""
-        if not self.is_deaf() and self.stack:
-            shape = tuple(heard.result[1].shape)
-            self.keep_plan(self.place(), "eager", shape, eager_plan, heard)
+        if not self.is_paused() and self.stack:
+            shape = tuple(call.result[1].shape)
+            self.keep_plan(self.place(), "eager", shape, eager_plan, call)
 
     # where we are
 
-    def is_deaf(self) -> bool:
-        """Whether what happens now is none of our business."""
+    def is_paused(self) -> bool:
+        """Whether this call belongs to another thread, to a compiler, or to our own computing."""
         elsewhere = threading.get_ident() != self.thread or torch.compiler.is_compiling()
         return elsewhere or getattr(_busy, "now", False)
 
@@ -282,7 +282,7 @@ class _Watch:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Compute without being heard, without gradients, and without a trace in random numbers."""
+    """Compute without being recorded, without gradients, and without a trace in random numbers."""
     _busy.now = True
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:

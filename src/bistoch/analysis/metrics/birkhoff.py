@@ -39,7 +39,7 @@ def birkhoff_distance(
         return plan.sum((-2, -1))
     wanted = divide(queries.sum(-1, keepdim=True) * keys, keys.sum(-1, keepdim=True))
     real = queries[..., :, None] * keys[..., None, :] > 0
-    # without a key nobody can give anything
+    # without keys there is no mass to give
     queries = queries * (keys.sum(-1, keepdim=True) > 0)
     nearest = plan
     row_memory = column_memory = torch.zeros_like(plan)

@@ -1,4 +1,4 @@
-"""Keys that everybody looks at, queries that look at themselves, and heads that are switched off.
+"""Keys that all queries attend to, queries that attend to themselves, and heads that are off.
 
 Half precision is computed and returned in float32. Padding counts nowhere.
 """

@@ -14,7 +14,8 @@ from bistoch.functional.elastic.tiles import parts
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.inputs.tensors import check_broadcast, check_device
 from bistoch.functional.pose import ScoreOptions, pose_scores
-from bistoch.functional.problem import full_precision, row_softmax
+from bistoch.functional.precision import full_precision
+from bistoch.functional.problem import row_softmax
 
 
 class StreamedPlan(NamedTuple):
@@ -30,6 +31,7 @@ class StreamedPlan(NamedTuple):
     diagonal: Float[Tensor, "*b r"]
 
 
+@full_precision
 @torch.no_grad()
 def stream_plan(
     query: Float[Tensor, "*#b n d"],
@@ -67,19 +69,18 @@ def stream_plan(
         inputs.check_floating("stream_plan", "column", column, axes="(*b, m)", rank=1)
         check_broadcast("stream_plan", "column", column, (*batch, m), "(*b, m) =")
         check_device("stream_plan", "column", column, query.device)
-        # minus infinity marks a key that nobody may see, which the scores say too
+        # minus infinity marks a key that no query may see, which the scores say too
         column = column.to(posed.query).expand(*batch, m).reshape(size, m)
     entropy, sums = posed.query.new_zeros(size, n), posed.query.new_zeros(size, m)
     diagonal = posed.query.new_zeros(size, n if n == m else 0)
-    with full_precision(query.device):
-        for part in parts(posed):
-            some = part.batch
-            for rows, scores in part.tiles():
-                plan = row_softmax(scores + column[some, None, :])
-                entropy[some, rows] = 0 - (plan * torch.where(plan > 0, plan, 1).log()).sum(-1)
-                sums[some] += plan.sum(-2)
-                if n == m:
-                    diagonal[some, rows] = plan.diagonal(rows.start, dim1=-2, dim2=-1)
+    for part in parts(posed):
+        some = part.batch
+        for rows, scores in part.tiles():
+            plan = row_softmax(scores + column[some, None, :])
+            entropy[some, rows] = 0 - (plan * torch.where(plan > 0, plan, 1).log()).sum(-1)
+            sums[some] += plan.sum(-2)
+            if n == m:
+                diagonal[some, rows] = plan.diagonal(rows.start, dim1=-2, dim2=-1)
     return StreamedPlan(
         entropy.reshape(*batch, n), sums.reshape(*batch, m), diagonal.reshape(*batch, -1)
         if n == m and n else diagonal.reshape(*batch, 0),

@@ -1,4 +1,4 @@
-"""Causal elastic attention: balanced by what earlier rows did, blind to what later ones will."""
+"""Causal elastic attention: balanced by what earlier rows did, independent of later ones."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,7 +11,6 @@ from bistoch.functional.backends import HAS_NUMBA, assume_constant_result, choos
 from bistoch.functional.causal.pose import Rule, clean_stream, pose_stream, sort_real, unsort
 from bistoch.functional.causal.problem import Stream
 from bistoch.functional.inputs import Mask, Option
-from bistoch.functional.problem import full_precision
 
 _MODULES = {
     "reference": "bistoch.functional.causal.reference",
@@ -22,7 +21,7 @@ BACKENDS = tuple(_MODULES)
 # those made of torch's own operations
 PLAIN = ("reference", "streaming")
 
-# pairs of tokens, over the whole batch, below which nobody should wait for kernels to compile
+# pairs of tokens, over the whole batch, below which compiling kernels takes longer than it saves
 SMALL = 1 << 16
 
 
@@ -60,7 +59,7 @@ def causal_elastic_attention(
         eps: temperature, above zero: scores are divided by it. As lam, it may be a tensor.
         block: a bias is set anew after so many rows. Small blocks balance better and take longer.
         prior: mass that every key is thought to have been owed and given before the first row,
-            above zero: how much a key must have received before it feels a bias.
+            above zero: how much a key must have received before it gets a bias.
         mask: boolean (True = may attend) or a float bias, broadcastable to (*b, n, n); what a row
             shares fairly is then among the keys it sees. Later keys are hidden in any case.
         query_mask, key_mask: True where the token is real. Query t and key t are one token here: a
@@ -127,14 +126,13 @@ def _attend(
 ) -> Tensor:
     batch = inputs.check_tokens(operator, query, key, value)
     inputs.check_square(operator, query, key, "query t and key t belong to the same moment")
-    with full_precision(query.device):
-        stream = pose_stream(operator, batch, query, key, value, rule, mask, query_mask, key_mask)
-        chosen = choose_backend(
-            operator, backend, _MODULES, query.device, _fastest(stream), plain=PLAIN
-        )
-        stream, broken = clean_stream(stream)
-        stream, order = sort_real(stream)
-        result = show(unsort(chosen.solve(stream), order), broken)
+    stream = pose_stream(operator, batch, query, key, value, rule, mask, query_mask, key_mask)
+    chosen = choose_backend(
+        operator, backend, _MODULES, query.device, _fastest(stream), plain=PLAIN
+    )
+    stream, broken = clean_stream(stream)
+    stream, order = sort_real(stream)
+    result = show(unsort(chosen.solve(stream), order), broken)
     return result.reshape(*batch, *result.shape[1:]).to(query.dtype)
 
 

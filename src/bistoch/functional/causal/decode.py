@@ -15,7 +15,7 @@ from bistoch.functional.causal.api import BACKENDS, PLAIN
 from bistoch.functional.causal.pose import Rule, clean_stream, pose_stream
 from bistoch.functional.causal.problem import Account, Piece, Stream, open_account
 from bistoch.functional.inputs import Mask, Option
-from bistoch.functional.problem import full_precision
+from bistoch.functional.precision import full_precision
 
 # backends that can go on from a state
 RUN = {"reference": reference.run, "streaming": streaming.run}
@@ -59,6 +59,7 @@ class CausalState(NamedTuple):
         return CausalState(*(tensor.index_select(axis, index) for tensor in self))
 
 
+@full_precision
 def causal_elastic_step(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -120,18 +121,17 @@ def causal_elastic_step(
     mask, key_mask = (_up_to(hidden, stop, key.shape[-2]) for hidden in (mask, key_mask))
     key, value = key[..., :stop, :], value[..., :stop, :]
     rule = Rule(lam, eps, block, prior, scale)
-    with full_precision(query.device):
-        stream = pose_stream(operator, batch, query, key, value, rule, mask, query_mask, key_mask)
-        account, position = _resume(operator, state, stream, batch)
-        stream, broken = clean_stream(stream, None if state is None else account.level)
-        before = account.level
-        if broken is not None:
-            account = Account(*(column.nan_to_num(0.0) for column in account))
-        pieces, position = _cut_between(stream, position, block)
-        result, account = RUN[chosen](stream, account, pieces)
-        if broken is not None:
-            result = show(result, broken)
-            account = _break(account, broken.any(-1) | ~before.isfinite())
+    stream = pose_stream(operator, batch, query, key, value, rule, mask, query_mask, key_mask)
+    account, position = _resume(operator, state, stream, batch)
+    stream, broken = clean_stream(stream, None if state is None else account.level)
+    before = account.level
+    if broken is not None:
+        account = Account(*(column.nan_to_num(0.0) for column in account))
+    pieces, position = _cut_between(stream, position, block)
+    result, account = RUN[chosen](stream, account, pieces)
+    if broken is not None:
+        result = show(result, broken)
+        account = _break(account, broken.any(-1) | ~before.isfinite())
     bias, received, wanted = (column.reshape(*batch, stop) for column in account[:3])
     level, position = account.level.reshape(batch), position.reshape(batch)
     after = CausalState(bias, received, wanted, level, position)

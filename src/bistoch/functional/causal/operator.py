@@ -1,5 +1,7 @@
 """The CPU kernels as a torch operator: opaque to compilers, known to autograd."""
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -8,7 +10,24 @@ from bistoch.functional.backends import Backend
 from bistoch.functional.causal.cpu import launch as cpu
 from bistoch.functional.causal.cpu.launch import Inputs, Kept
 from bistoch.functional.causal.problem import Stream
-from bistoch.functional.elastic.operator import is_plain, only_once, refuse_second, refuse_tangents
+from bistoch.functional.elastic.operator import (
+    is_plain,
+    only_once,
+    refuse_second,
+    refuse_tangents,
+    take,
+)
+
+
+class Gradients(NamedTuple):
+    """Those of all inputs that have one; that of a mask is empty if it is not needed."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor
+    sharpness: Tensor
+    lam: Tensor
 
 
 def attend(stream: Stream) -> Float[Tensor, "B n e"]:
@@ -22,10 +41,12 @@ def attend(stream: Stream) -> Float[Tensor, "B n e"]:
     refuse_tangents("causal_elastic_attention", tensors, 'choose backend="reference"')
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     if not is_plain(tensors):
-        return causal_cpu(*inputs, stream.prior, stream.block, keep)[0]
+        output, *_ = causal_cpu(*inputs, stream.prior, stream.block, keep)
+        return output
     if keep:
         return _Eager.apply(*inputs, stream.prior, stream.block)
-    return cpu.forward(inputs, stream.prior, stream.block, keep=False)[0]
+    output, _ = cpu.forward(inputs, stream.prior, stream.block, keep=False)
+    return output
 
 
 def inputs_of(stream: Stream) -> Inputs:
@@ -81,19 +102,21 @@ def causal_cpu_backward(
     block: int,
     mask_too: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of query, key, value, mask (empty if nobody asked), sharpness and lam."""
+    """The fields of `Gradients`."""
     inputs = Inputs(query, key, value, mask, mask_index, length, sharpness, lam)
     kept = Kept(shift, factor, history)
     found = cpu.backward(output_grad, inputs, kept, prior, block, mask_too)
     mask_grad = query.new_empty(0) if found.mask is None else found.mask
-    return found.query, found.key, found.value, mask_grad, found.sharpness, found.lam
+    return Gradients(found.query, found.key, found.value, mask_grad, found.sharpness, found.lam)
 
 
 @causal_cpu_backward.register_fake
 def _(output_grad, query, key, value, mask, mask_index, length, sharpness, lam, *rest):
-    grads = [_dense_like(tensor) for tensor in (query, key, value)]
-    mask_grad = _dense_like(mask) if rest[-1] else query.new_empty(0)
-    return (*grads, mask_grad, _dense_like(sharpness), _dense_like(lam))
+    *_, mask_too = rest
+    mask_grad = _dense_like(mask) if mask_too else query.new_empty(0)
+    grads = [_dense_like(tensor) for tensor in (query, key, value, sharpness, lam)]
+    query_grad, key_grad, value_grad, sharpness_grad, lam_grad = grads
+    return tuple(Gradients(query_grad, key_grad, value_grad, mask_grad, sharpness_grad, lam_grad))
 
 
 def _dense_like(tensor: Tensor) -> Tensor:
@@ -101,31 +124,25 @@ def _dense_like(tensor: Tensor) -> Tensor:
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs[:8], *output[1:])
-    ctx.rule, ctx.keep = inputs[8:10], inputs[10]
-    ctx.mark_non_differentiable(*output[1:])
+    *tensors, prior, block, keep = inputs
+    _output, *kept = output
+    ctx.save_for_backward(*tensors, *kept)
+    ctx.rule, ctx.keep = (prior, block), keep
+    ctx.mark_non_differentiable(*kept)
 
 
 def _differentiate(ctx, output_grad, *_):
-    mask_too, saved = ctx.needs_input_grad[3], ctx.saved_tensors
+    saved, needed = iter(ctx.saved_tensors), take(Inputs, iter(ctx.needs_input_grad))
+    inputs, kept = take(Inputs, saved), take(Kept, saved)
     if not ctx.keep:
         # a program that was exported for inference, and is differentiated all the same
-        saved = (*saved[:8], *causal_cpu(*saved[:8], *ctx.rule, True)[1:])
-    grads = causal_cpu_backward(output_grad, *saved, *ctx.rule, mask_too)
-    query, key, value, mask, sharpness, lam = grads
-    return (
-        query,
-        key,
-        value,
-        mask if mask_too else None,
-        None,
-        None,
-        sharpness,
-        lam,
-        None,
-        None,
-        None,
-    )
+        _output, *kept = causal_cpu(*inputs, *ctx.rule, True)
+    grads = Gradients._make(
+        causal_cpu_backward(output_grad, *inputs, *kept, *ctx.rule, needed.mask)
+    )._asdict()
+    found = (grads.get(name) if getattr(needed, name) else None for name in Inputs._fields)
+    # neither prior, block nor keep has one
+    return *found, None, None, None
 
 
 causal_cpu.register_autograd(_differentiate, setup_context=_setup_context)
@@ -149,8 +166,7 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     @only_once("causal_cpu")
     def backward(ctx, output_grad):
-        saved = ctx.saved_tensors
-        found = cpu.backward(
-            output_grad, Inputs(*saved[:8]), Kept(*saved[8:]), *ctx.rule, ctx.needs_input_grad[3]
-        )
+        saved, needed = iter(ctx.saved_tensors), take(Inputs, iter(ctx.needs_input_grad))
+        inputs, kept = take(Inputs, saved), take(Kept, saved)
+        found = cpu.backward(output_grad, inputs, kept, *ctx.rule, needed.mask)
         return *found, None, None

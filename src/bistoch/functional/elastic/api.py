@@ -12,19 +12,15 @@ from bistoch.functional.backends import HAS_NUMBA, Backend, choose_backend
 from bistoch.functional.elastic.broken import cleaned, prepared, shown, shown_plan
 from bistoch.functional.elastic.scores import pose_given
 from bistoch.functional.inputs import Mask, Option
-from bistoch.functional.pose import (
-    BalanceOptions,
-    ScoreOptions,
-    flatten,
-    pose,
-)
+from bistoch.functional.pose import BalanceOptions, ScoreOptions, flatten, pose
+from bistoch.functional.precision import full_precision
 from bistoch.functional.problem import (
     Balance,
     GivenScores,
     Problem,
     Scores,
     Solution,
-    full_precision,
+    Steps,
     no_values,
     with_row_mass,
 )
@@ -61,6 +57,7 @@ class Potentials(NamedTuple):
     converged: Bool[Tensor, "*b"]
 
 
+@full_precision
 def elastic_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -117,6 +114,7 @@ def elastic_attention(
     return attend("elastic_attention", query, key, value, pairs, balance, backend)
 
 
+@full_precision
 def elastic_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -150,6 +148,7 @@ def elastic_plan(
     return make_plan("elastic_plan", query, key, pairs, balance, backend)
 
 
+@full_precision
 def elastic_potentials(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -201,6 +200,7 @@ def find_potentials(
 ) -> Potentials:
     """Solve a problem that was posed with this mask, and give its potentials their axes back."""
     found = solve(operator, problem, no_values(problem.scores), backend)
+    warn_if_far(operator, problem.balance, found.error)
     row = found.row.reshape(*batch, found.row.shape[-1])
     if mask is not None and mask.dtype != torch.bool:
         # the problem was posed without what all biases of a row have in common, if that is much
@@ -215,6 +215,7 @@ def find_potentials(
     )
 
 
+@full_precision
 def sinkhorn_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -250,6 +251,7 @@ def sinkhorn_attention(
     return attend("sinkhorn_attention", query, key, value, pairs, balance, backend)
 
 
+@full_precision
 def sinkhorn_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -279,6 +281,7 @@ def sinkhorn_plan(
     return make_plan("sinkhorn_plan", query, key, pairs, balance, backend)
 
 
+@full_precision
 def balance(
     scores: Float[Tensor, "*b n m"],
     *,
@@ -323,11 +326,10 @@ def balance_scores(
     if found is not None:
         plan, error = found
     else:
-        with full_precision(scores.device):
-            clean, _, broken = cleaned(problem, None)
-            solution = chosen.solve(clean, no_values(problem.scores))
-            plan, error = shown_plan(clean, solution, broken), solution.error
-    _warn_if_far(operator, problem.balance, error)
+        clean, _, broken = cleaned(problem, None)
+        solution = chosen.solve(clean, no_values(problem.scores))
+        plan, error = shown_plan(clean, solution, broken), solution.error
+    warn_if_far(operator, problem.balance, error)
     return plan.reshape(scores.shape).to(scores.dtype)
 
 
@@ -341,9 +343,9 @@ def attend(
     values = flatten(value, batch)
     chosen = _choose(operator, problem.scores, backend)
     # as in `solve`, which would be one more frame above every kernel
-    with full_precision(query.device):
-        clean, values, broken = prepared(chosen, problem, values)
-        found = _finish(operator, problem.balance, chosen.solve(clean, values), broken)
+    clean, values, broken = prepared(chosen, problem, values)
+    found = _finish(problem.balance, chosen.solve(clean, values), broken)
+    warn_if_far(operator, problem.balance, found.error)
     return found.output.reshape(*batch, *found.output.shape[1:]).to(query.dtype)
 
 
@@ -355,40 +357,39 @@ def make_plan(
     batch = inputs.check_tokens(operator, query, key)
     problem = pose(operator, batch, query, key, pairs, balance)
     chosen = _choose(operator, problem.scores, backend)
-    with full_precision(query.device):
-        clean, _, broken = cleaned(problem, None)
-        found = chosen.solve(clean, no_values(problem.scores))
-        plan = shown_plan(clean, found, broken)
-    _warn_if_far(operator, problem.balance, found.error)
+    clean, _, broken = cleaned(problem, None)
+    found = chosen.solve(clean, no_values(problem.scores))
+    plan = shown_plan(clean, found, broken)
+    warn_if_far(operator, problem.balance, found.error)
     return plan.reshape(*batch, *plan.shape[1:]).to(query.dtype)
 
 
 def solve(operator: str, problem: Problem, value: Tensor, backend: str) -> Solution:
-    """Hand a problem to its backend; say so if a wanted tolerance was not reached."""
+    """Hand a problem to its backend; whether a tolerance was reached is for the caller to say."""
     chosen = _choose(operator, problem.scores, backend)
-    with full_precision(value.device):
-        clean, value, broken = prepared(chosen, problem, value)
-        return _finish(operator, problem.balance, chosen.solve(clean, value), broken)
+    clean, value, broken = prepared(chosen, problem, value)
+    return _finish(problem.balance, chosen.solve(clean, value), broken)
 
 
 def _choose(operator: str, scores: Scores | GivenScores, backend: str) -> Backend:
     return choose_backend(operator, backend, _MODULES, scores.like.device, _fastest(scores))
 
 
-def _finish(operator: str, balance: Balance, found: Solution, broken: Tensor | None) -> Solution:
-    found = shown(found, broken, balance.iters)
-    _warn_if_far(operator, balance, found.error)
-    return with_row_mass(found, balance)
+def _finish(balance: Balance, found: Solution, broken: Tensor | None) -> Solution:
+    return with_row_mass(shown(found, broken, balance.iters), balance)
 
 
-def _warn_if_far(operator: str, balance: Balance, error: Tensor) -> None:
-    if balance.tol is None or torch.compiler.is_compiling() or not len(error) or error.is_meta:
+def warn_if_far(
+    operator: str, steps: Steps, error: Tensor, remedy: str = "raise iters, raise eps, or lower lam"
+) -> None:
+    """One warning if a tolerance was wanted and not reached."""
+    if steps.tol is None or torch.compiler.is_compiling() or not error.numel() or error.is_meta:
         return
     worst = error.max().item()
-    if worst > balance.tol:
+    if worst > steps.tol:
         inputs.warn_caller(
-            f"{operator}: the column error is {worst:.3g} after iters={balance.iters}, above "
-            f"tol={balance.tol:g}; raise iters, raise eps, or lower lam",
+            f"{operator}: the column error is {worst:.3g} after iters={steps.iters}, above "
+            f"tol={steps.tol:g}; {remedy}",
             ConvergenceWarning,
         )
 

@@ -4,13 +4,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bistoch.functional.elastic.api import Potentials, find_potentials, solve
+from bistoch.functional.elastic.api import Potentials, find_potentials, solve, warn_if_far
 from bistoch.functional.elastic.scores import pose_given
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import BalanceOptions, ScoreOptions
-from bistoch.functional.problem import Problem, dense_scores, full_precision, no_values
+from bistoch.functional.precision import full_precision
+from bistoch.functional.problem import Problem, dense_scores, no_values
 
 
+@full_precision
 def balance_potentials(
     scores: Float[Tensor, "*b n m"],
     *,
@@ -48,6 +50,7 @@ def balance_potentials(
     return find_potentials(operator, problem, scores.shape[:-2], mask, backend)
 
 
+@full_precision
 def log_balance(
     scores: Float[Tensor, "*b n m"],
     *,
@@ -87,10 +90,10 @@ def solve_logs(
 ) -> tuple[Float[Tensor, "B n m"], Float[Tensor, "B"]]:
     """The log plan of a problem in working precision, and its column error."""
     found = solve(operator, problem, no_values(problem.scores), backend)
-    with full_precision(problem.scores.like.device):
-        log_plan = log_row_softmax(dense_scores(problem.scores) + found.column[:, None, :])
-        if problem.balance.log_row_mass is not None:
-            log_plan = log_plan + problem.balance.log_row_mass[..., None]
+    warn_if_far(operator, problem.balance, found.error)
+    log_plan = log_row_softmax(dense_scores(problem.scores) + found.column[:, None, :])
+    if problem.balance.log_row_mass is not None:
+        log_plan = log_plan + problem.balance.log_row_mass[..., None]
     return log_plan, found.error
 
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from bistoch.functional.precision import no_autocast
 from bistoch.functional.problem import (
     Balance,
     GivenScores,
     Problem,
     Scores,
     Solution,
-    full_precision,
 )
 
 
@@ -103,7 +103,7 @@ class Gradients(NamedTuple):
     log_mass: Tensor
     log_row_mass: Tensor
     start: Tensor
-    # of a float mask, or of scores that were given; empty when nobody asked for it
+    # of a float mask, or of scores that were given; empty if it is not needed
     bias: Tensor
 
     def part_of(self, some: slice | Tensor, given: bool) -> "Gradients":
@@ -149,14 +149,14 @@ def register(
         inputs = Inputs._make(fields)
         problem, value = inputs.problem(iters, tol), inputs.value
         solution, history = empty(problem, value), empty_history(problem, keep_history)
-        with full_precision(value.device):
+        with no_autocast(value.device):
             forward(problem, value, solution, history if keep_history else None)
         return (*solution, *history)
 
     def run_backward(inputs, solution, history, upstream, bias_too):
         iters = history.row.shape[1]
         grads = room(inputs, bias_too, fills)
-        with full_precision(inputs.value.device):
+        with no_autocast(inputs.value.device):
             backward(
                 inputs.problem(iters, None), inputs.value, solution, history, upstream, grads
             )  # fmt: skip
@@ -177,8 +177,8 @@ def register(
 
     def from_arguments(arguments):
         rest = iter(arguments)
-        upstream = _take(Upstream, rest)
-        inputs, solution, history = (_take(kind, rest) for kind in (Inputs, Solution, History))
+        upstream = take(Upstream, rest)
+        inputs, solution, history = (take(kind, rest) for kind in (Inputs, Solution, History))
         (bias_too,) = rest
         return inputs, solution, history, upstream, bias_too
 
@@ -198,19 +198,19 @@ def register(
 
     def setup_context(ctx, inputs, output) -> None:
         results = iter(output)
-        solution = _take(Solution, results)
+        solution = take(Solution, results)
         arguments = iter(inputs)
-        ctx.save_for_backward(*_take(Inputs, arguments), *output)
+        ctx.save_for_backward(*take(Inputs, arguments), *output)
         ctx.steps = tuple(arguments)
         ctx.mark_non_differentiable(solution.error, solution.iterations, *results)
 
     def differentiate(ctx, *arriving):
-        needed = _take(Inputs, iter(ctx.needs_input_grad))
-        upstream = _take(Upstream, iter(arriving))
+        needed = take(Inputs, iter(ctx.needs_input_grad))
+        upstream = take(Upstream, iter(arriving))
         saved, (iters, tol, keep_history) = ctx.saved_tensors, ctx.steps
         if not keep_history:
             # a program that was exported for inference, and is differentiated all the same
-            inputs = _take(Inputs, iter(saved))
+            inputs = take(Inputs, iter(saved))
             saved = (*inputs, *forward_op(*inputs, iters, tol, True))
         grads = backward_op(*upstream, *saved, needed.mask or needed.given)
         # neither iters, tol nor keep_history has one
@@ -228,7 +228,7 @@ def register(
             forward(problem, value, solution, history)
             ctx.save_for_backward(*fields, *solution, *history)
             ctx.mark_non_differentiable(solution.error, solution.iterations, *history)
-            # what nobody asks for, all of the history too, would else arrive as zeros
+            # what is not used, all of the history too, would else arrive as zeros
             ctx.set_materialize_grads(False)
             return (*solution, *history)
 
@@ -236,8 +236,8 @@ def register(
         @only_once(name)
         def backward(ctx, *arriving):
             saved = iter(ctx.saved_tensors)
-            inputs, solution, history = (_take(kind, saved) for kind in (Inputs, Solution, History))
-            upstream = _take(Upstream, iter(arriving))
+            inputs, solution, history = (take(kind, saved) for kind in (Inputs, Solution, History))
+            upstream = take(Upstream, iter(arriving))
             if upstream.output is None:
                 upstream = upstream._replace(output=torch.zeros_like(solution.output))
             needed = Inputs._make(ctx.needs_input_grad[2:])
@@ -251,9 +251,9 @@ def register(
         refuse_tangents(name, tensors, 'choose backend="reference"')
         keep_history = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if not is_plain(tensors):
-            return _take(Solution, iter(forward_op(*inputs, iters, tol, keep_history)))
+            return take(Solution, iter(forward_op(*inputs, iters, tol, keep_history)))
         if keep_history:
-            return _take(Solution, iter(Eager.apply(iters, tol, *inputs)))
+            return take(Solution, iter(Eager.apply(iters, tol, *inputs)))
         solution = empty(problem, value)
         forward(problem, value, solution, None)
         return solution
@@ -262,7 +262,7 @@ def register(
 
 
 def is_plain(inputs: Iterable[Tensor]) -> bool:
-    """Whether nobody but autograd watches this call: no compiler, transform, mode or subclass."""
+    """Whether nothing but autograd records this call: no compiler, transform, mode or subclass."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
@@ -272,7 +272,7 @@ def is_plain(inputs: Iterable[Tensor]) -> bool:
 
 
 def only_once(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """As torch's `once_differentiable`, which forgets that what was saved may have a gradient."""
+    """As torch's `once_differentiable`, which ignores that what was saved may have a gradient."""
 
     def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(backward)
@@ -373,6 +373,6 @@ def _by_input(grads: Gradients, needed: Inputs) -> tuple[Tensor | None, ...]:
 Fields = TypeVar("Fields", bound=NamedTuple)
 
 
-def _take(kind: type[Fields], values: Iterator[Any]) -> Fields:
+def take(kind: type[Fields], values: Iterator[Any]) -> Fields:
     """The next values as fields of a kind."""
     return kind._make(islice(values, len(kind._fields)))

@@ -60,6 +60,6 @@ def choose(
     longest = 1 / (1 - lam).clamp_min(1 / LONGEST)
     extra = torch.where(known, best.clamp_min(1).minimum(longest) - 1, 0)
     least = before.smallest_error
-    # an error of zero is no longer of interest to anybody
+    # an error of zero cannot grow
     trust = (2 - error / torch.where(least > 0, least, 1)).clamp(0, 1)
     return Pace(1 + trust * extra, residual, torch.minimum(least, error))

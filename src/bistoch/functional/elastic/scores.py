@@ -9,6 +9,7 @@ from torch import Tensor
 from bistoch.functional import inputs
 from bistoch.functional._masks import read_bias
 from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.inputs.tensors import as_number
 from bistoch.functional.pose import (
     BalanceOptions,
     ScoreOptions,
@@ -46,7 +47,7 @@ def over_eps(scores: Float[Tensor, "*b n m"], eps: Option) -> Float[Tensor, "*b 
     work = scores.to(working_dtype(scores.dtype))
     if isinstance(eps, Tensor):
         return work / eps.to(work.dtype)[..., None, None]
-    return work if eps == 1 else work / eps
+    return work if eps == 1 else work / as_number(eps)
 
 
 def with_mask(

@@ -89,7 +89,7 @@ class _Totals(NamedTuple):
         return torch.where(self.live(), self.total, 1).log()
 
     def column_step(self, log_mass: Tensor) -> Tensor:
-        """`h = log b - LSE_i(S + f)`, zero for a column that nobody may see."""
+        """`h = log b - LSE_i(S + f)`, zero for a column that no query may see."""
         return torch.where(self.live(), log_mass - (self.peak + self.log_total()), 0)
 
 

@@ -1,4 +1,4 @@
-"""The one door for user input: every check and every error sentence of the operators lives here.
+"""The one place for user input: every check and every error sentence of the operators lives here.
 
 A sentence names the operator, the argument, what was expected in words, what came in numbers, and
 the remedy.

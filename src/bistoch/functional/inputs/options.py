@@ -273,7 +273,7 @@ def check_literals(operator: str, options: Mapping[str, object]) -> None:
 
 
 def refuse_watcher(operator: str, backend: str, watcher: str) -> None:
-    """Refuse a backend with operations of its own to whoever knows only those of torch."""
+    """Refuse a backend with operations of its own to tools that know only those of torch."""
     raise NotImplementedError(
         f"{operator}: {watcher} knows only operations of torch, but backend={backend!r} has its "
         'own; choose backend="reference"'

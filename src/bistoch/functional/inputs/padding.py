@@ -22,9 +22,10 @@ def warn_half_padding(
 ) -> None:
     """Warn where padded keys are hidden and padded queries seem to be forgotten.
 
-    For softmax a padded query is harmless; where rows feel each other it changes the others. The
-    query mask is not inferred: as many queries as keys may be other tokens. Decided from shapes, so
-    that no accelerator has to stop; a bias, which may hide nothing, only where it can be read.
+    For softmax a padded query is harmless; where rows depend on each other it changes the others.
+    The query mask is not inferred: as many queries as keys may be other tokens. Decided from
+    shapes, so that no accelerator has to wait; a bias, which may hide nothing, only if its values
+    can be read.
     """
     # first, since a comparison of sizes would fix them in a program that is exported
     if torch.compiler.is_compiling():

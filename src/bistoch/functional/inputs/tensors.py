@@ -1,6 +1,7 @@
 """What every check of a tensor asks: its kind, its shape, its place."""
 
 from collections.abc import Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -80,8 +81,16 @@ def check_device(operator: str, name: str, tensor: Tensor, device: torch.device)
 
 
 def is_number(value) -> bool:
-    """Whether this is an integer or a float; True and False are neither."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether this is a real number, Python's or numpy's; True and False are none."""
+    # the abstract class last: it is slow to ask
+    return isinstance(value, (int, float, Real)) and not isinstance(value, bool)
+
+
+def as_number(value):
+    """Numbers of numpy as Python's, which have all digits; anything else as it is."""
+    if isinstance(value, int | float | Tensor) or not isinstance(value, Real):
+        return value
+    return float(value)
 
 
 def kind(value) -> str:

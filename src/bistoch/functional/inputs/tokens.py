@@ -1,4 +1,4 @@
-"""Checks of what a call brings: tokens, masks, and tensors that belong to tokens."""
+"""Checks of the arguments of a call: tokens, masks, and tensors that belong to tokens."""
 
 from collections.abc import Sequence
 
@@ -178,7 +178,7 @@ def check_equal_masses(operator: str, rows: Tensor, columns: Tensor) -> None:
 
 
 def check_start(operator: str, start: Tensor, shape: Sequence[int], device: torch.device) -> None:
-    """Check column potentials to start from; minus infinity is a key that nobody could see."""
+    """Check column potentials to start from; minus infinity is a key that no query could see."""
     check_floating(operator, "start", start, axes="(*b, m)", rank=1)
     check_broadcast(operator, "start", start, shape, "(*b, m) =")
     check_device(operator, "start", start, device)

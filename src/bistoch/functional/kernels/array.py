@@ -7,7 +7,7 @@ from numba.np.arrayobj import make_array, populate_array
 
 
 def _array_at(context, builder, kind, address, shape):
-    """An array over memory that belongs to somebody else."""
+    """An array over memory that it does not own."""
     size = context.get_abi_sizeof(context.get_data_type(kind.dtype))
     strides = [context.get_constant(types.intp, size)]
     for length in reversed(shape[1:]):

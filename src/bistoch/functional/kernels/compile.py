@@ -1,4 +1,4 @@
-"""How kernels are compiled: once for every machine and version, with a word to whoever waits.
+"""How kernels are compiled: once for every machine and version, with a message if it takes long.
 
 What was compiled is kept in Numba's cache on disk. A file of the cache that is damaged, by a full
 disk or a copy that was cut short, is compiled again and replaced.

@@ -13,8 +13,8 @@ from bistoch.functional.elastic.api import BACKENDS
 from bistoch.functional.elastic.scores import over_eps, with_mask
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.matching import bins, slack
-from bistoch.functional.matching.problem import Sides
-from bistoch.functional.problem import full_precision
+from bistoch.functional.matching.problem import Sides, Steps
+from bistoch.functional.precision import full_precision
 
 
 class Match(NamedTuple):
@@ -36,6 +36,7 @@ class Match(NamedTuple):
     error: Float[Tensor, "*b"]
 
 
+@full_precision
 def match(
     scores: Float[Tensor, "*b n m"],
     *,
@@ -90,16 +91,15 @@ def match(
     inputs.check_count(operator, "iters", iters, least=int(turned))
     inputs.check_tol(operator, tol)
     inputs.check_probability(operator, "threshold", threshold)
-    with full_precision(scores.device):
-        sides = _pose(
-            operator, scores, bin_score, row_price, column_price, eps, mask, query_mask, key_mask
-        )  # fmt: skip
-        solve = slack.solve if sides.bin_score is None else bins.solve
-        inputs.check_choice(operator, "backend", backend, ("auto", *BACKENDS))
-        if turned:
-            # the same from the other side, whose first step is half of an iteration
-            sides, iters = sides.turned(), iters - 1
-        found = solve(operator, sides, iters, tol, backend, start_on_rows=not turned)
+    sides = _pose(
+        operator, scores, bin_score, row_price, column_price, eps, mask, query_mask, key_mask
+    )  # fmt: skip
+    solve = slack.solve if sides.bin_score is None else bins.solve
+    inputs.check_choice(operator, "backend", backend, ("auto", *BACKENDS))
+    if turned:
+        # the same from the other side, whose first step is half of an iteration
+        sides, iters = sides.turned(), iters - 1
+    found = solve(operator, sides, Steps(iters, tol, backend, start_on_rows=not turned))
     found = found.turned() if turned else found
     logs = found.plan, found.rows, found.columns
     # rounded last: the exponential of a rounded logarithm would be off by as much as that
@@ -142,7 +142,7 @@ def _pose(
         real.append(given.expand(*batch, length))
     if mask is not None:
         inputs.check_mask(operator, mask, scores.shape, device)
-    # a row that may stay single feels a bias that all of its pairs have
+    # a bias that all pairs of a row have matters where the row may stay single
     may_be_single = bin_score is not None or row_price is not None
     work = with_mask(over_eps(scores, eps), mask, keep_level=may_be_single)
     single = []

@@ -15,29 +15,14 @@ from bistoch.functional._nonfinite import show
 from bistoch.functional.elastic.api import solve as solve_balance
 from bistoch.functional.elastic.logs import solve_logs
 from bistoch.functional.elastic.scores import pose_given
-from bistoch.functional.matching.problem import Logs, Sides
+from bistoch.functional.matching.problem import Logs, Sides, Steps
 from bistoch.functional.pose import BalanceOptions, ScoreOptions
 from bistoch.functional.problem import no_values
 
 
-def solve(
-    operator: str,
-    sides: Sides,
-    iters: int,
-    tol: float | None,
-    backend: str,
-    *,
-    start_on_rows: bool,
-) -> Logs:
-    """Balance rows and columns with their bins; the last step is one of rows.
-
-    Args:
-        operator: the function that was called.
-        sides: what to match, with a `bin_score`.
-        iters, tol, backend: as for `balance`.
-        start_on_rows: whether the first step is one of rows, as in `balance`, or a column step
-            before the first iteration.
-    """
+def solve(operator: str, sides: Sides, steps: Steps) -> Logs:
+    """Balance rows and columns with their bins, for sides with a `bin_score`."""
+    iters, tol, backend, start_on_rows = steps
     scores = _with_bins(sides)
     rows, columns = _side(sides.rows, sides.columns), _side(sides.columns, sides.rows)
     start = broken = None

@@ -12,7 +12,8 @@ from bistoch.functional.elastic.scores import pose_given
 from bistoch.functional.hard import assign
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import BalanceOptions, ScoreOptions
-from bistoch.functional.problem import dense_scores, full_precision
+from bistoch.functional.precision import full_precision
+from bistoch.functional.problem import dense_scores
 
 Capacity = int | Int[Tensor, "..."]
 
@@ -20,6 +21,7 @@ Capacity = int | Int[Tensor, "..."]
 LOWEST = -1e12
 
 
+@full_precision
 def hard_balance(
     scores: Float[Tensor, "*b n m"],
     *,
@@ -76,7 +78,7 @@ def hard_balance(
     size = len(given.given)
     rows = _expand(row_capacity, (*batch, n), size, device)
     columns = _expand(column_capacity, (*batch, m), size, device)
-    with full_precision(device), torch.no_grad():
+    with torch.no_grad():
         given, _, broken = clean_scores(given, None, "problem")
         work = dense_scores(given)
         if rows is None and columns is None:

@@ -28,6 +28,16 @@ class Sides(NamedTuple):
         )  # fmt: skip
 
 
+class Steps(NamedTuple):
+    """How a matching is iterated; the last step is one of rows."""
+
+    iters: int
+    tol: float | None
+    backend: str
+    # whether the first step is one of rows, or a column step before the first iteration
+    start_on_rows: bool
+
+
 class Logs(NamedTuple):
     """The log plan, the logs of what stayed single, and the column error."""
 

@@ -9,39 +9,25 @@ solvers, which move every column.
 import torch
 from torch import Tensor
 
-from bistoch.functional import inputs
 from bistoch.functional.backends import BackendUnavailableError
-from bistoch.functional.elastic.api import ConvergenceWarning
+from bistoch.functional.elastic.api import warn_if_far
 from bistoch.functional.elastic.logs import log_row_softmax
 from bistoch.functional.elastic.reference import logsumexp
 from bistoch.functional.matching.iterations import Iterations, Slack, iterate, step
-from bistoch.functional.matching.problem import Logs, Sides
+from bistoch.functional.matching.problem import Logs, Sides, Steps
 
 BACKENDS = ("reference", "streaming", "cpu")
 
 
-def solve(
-    operator: str,
-    sides: Sides,
-    iters: int,
-    tol: float | None,
-    backend: str,
-    *,
-    start_on_rows: bool,
-) -> Logs:
-    """Iterate row and column steps, end on a row step, and say what stayed single.
+def solve(operator: str, sides: Sides, steps: Steps) -> Logs:
+    """Iterate row and column steps, for sides with slack, and say what stayed single.
 
-    Args:
-        operator: the function that was called.
-        sides: what to match, with slack for single rows and columns.
-        iters, tol: every problem stops where an iteration would change its column potentials by
-            `tol` at most.
-        backend: "reference" keeps all that autograd needs, the others only potentials: "streaming"
-            with every step in logarithms, "cpu" by products with a matrix where that is exact.
-        start_on_rows: whether the first step is one of rows, from column potentials of zero, or a
-            column step before the first iteration.
+    Every problem stops where an iteration would change its column potentials by `tol` at most. The
+    backend "reference" keeps all that autograd needs, the others only potentials: "streaming" with
+    every step in logarithms, "cpu" by products with a matrix where that is exact.
     """
-    scores, _, _, _, row_slack, column_slack = sides
+    iters, tol, backend, start_on_rows = steps
+    scores, row_slack, column_slack = sides.scores, sides.row_slack, sides.column_slack
     column = torch.zeros_like(column_slack)
     if not start_on_rows:
         column = step(scores.mT, torch.zeros_like(row_slack), column_slack)
@@ -58,7 +44,7 @@ def solve(
         total = logsumexp(torch.cat([found.plan, found.columns[..., None, :]], -2), -2)
         if total.shape[-1]:
             found = found._replace(error=total.masked_fill(total == -torch.inf, 0).abs().amax(-1))
-    _warn_if_far(operator, found.error, iters, tol)
+    warn_if_far(operator, steps, found.error, "raise iters, or raise eps")
     return found
 
 
@@ -73,15 +59,3 @@ def _choose(backend: str, scores: Tensor) -> str:
             'with .cpu(), or choose backend="streaming"'
         )
     return backend
-
-
-def _warn_if_far(operator: str, error: Tensor, iters: int, tol: float | None) -> None:
-    if tol is None or torch.compiler.is_compiling() or not error.numel():
-        return
-    worst = error.max().item()
-    if worst > tol:
-        inputs.warn_caller(
-            f"{operator}: the column error is {worst:.3g} after iters={iters}, above tol={tol:g}; "
-            "raise iters, or raise eps",
-            ConvergenceWarning,
-        )

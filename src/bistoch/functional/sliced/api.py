@@ -11,11 +11,12 @@ from bistoch.functional import inputs
 from bistoch.functional._nonfinite import Pairs, clean, show
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import flatten, per_problem
-from bistoch.functional.problem import full_precision
+from bistoch.functional.precision import full_precision
 from bistoch.functional.sliced.reference import Problem, average_plan
 from bistoch.functional.sliced.streaming import attend, quantile_pieces
 
 
+@full_precision
 def sliced_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -49,17 +50,17 @@ def sliced_attention(
     operator = "sliced_attention"
     batch = inputs.check_tokens(operator, query, key, value)
     n, m = query.shape[-2], key.shape[-2]
-    with full_precision(query.device):
-        problem, values, broken = _pose(
-            operator, batch, query, key, value, eps, tau, directions, mask, query_mask, key_mask
-        )
-        if n == 0 or m == 0:
-            return query.new_zeros(*batch, n, value.shape[-1])
-        is_padded = query_mask is not None or key_mask is not None
-        output = show(attend(problem, values, quantile_pieces(problem, is_padded)), broken)
+    problem, values, broken = _pose(
+        operator, batch, query, key, value, eps, tau, directions, mask, query_mask, key_mask
+    )
+    if n == 0 or m == 0:
+        return query.new_zeros(*batch, n, value.shape[-1])
+    is_padded = query_mask is not None or key_mask is not None
+    output = show(attend(problem, values, quantile_pieces(problem, is_padded)), broken)
     return output.reshape(*batch, n, value.shape[-1]).to(query.dtype)
 
 
+@full_precision
 def sliced_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -99,11 +100,10 @@ def sliced_plan(
     """
     operator = "sliced_plan"
     batch = inputs.check_tokens(operator, query, key)
-    with full_precision(query.device):
-        problem, _, broken = _pose(
-            operator, batch, query, key, None, eps, tau, directions, mask, query_mask, key_mask
-        )
-        plan = show(average_plan(problem), broken)
+    problem, _, broken = _pose(
+        operator, batch, query, key, None, eps, tau, directions, mask, query_mask, key_mask
+    )
+    plan = show(average_plan(problem), broken)
     return plan.reshape(*batch, *plan.shape[1:]).to(query.dtype)
 
 
@@ -148,7 +148,7 @@ def _pose(
     else:
         # tokens without features all lie at the same place of one line
         places = [tokens.new_zeros(tokens.shape[0], 1, tokens.shape[1]) for tokens in (query, key)]
-    # distances do not feel a common shift, but their rounding does
+    # a common shift changes no distance, but its rounding
     count = reals[1].sum(-1).clamp_min(1)[:, None, None]
     centre = (key.sum(1, keepdim=True) / count).detach()
     query, key = (

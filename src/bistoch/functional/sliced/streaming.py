@@ -15,7 +15,8 @@ from torch import Tensor
 
 from bistoch.functional.elastic.operator import refuse_tangents
 from bistoch.functional.elastic.tiles import TILE_ELEMENTS
-from bistoch.functional.problem import forbid, full_precision, row_softmax
+from bistoch.functional.precision import no_autocast
+from bistoch.functional.problem import forbid, row_softmax
 from bistoch.functional.sliced.reference import Problem
 
 
@@ -251,7 +252,7 @@ def _forward_op(
     share: Tensor,
 ) -> tuple[Tensor, Tensor]:
     problem = Problem(query, key, query_place, key_place, query_real, key_real, tau, eps)
-    with full_precision(query.device):
+    with no_autocast(query.device):
         return _forward(problem, value, Pieces(query_rank, key_rank, share))
 
 
@@ -282,7 +283,7 @@ def _backward_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     problem = Problem(query, key, query_place, key_place, query_real, key_real, tau, eps)
     pieces = Pieces(query_rank, key_rank, share)
-    with full_precision(query.device):
+    with no_autocast(query.device):
         return _backward(problem, value, pieces, costs, output, grad)
 
 

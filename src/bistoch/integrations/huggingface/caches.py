@@ -13,7 +13,7 @@ STATE = "bistoch_state"
 
 
 def find_cache_layer(module: nn.Module, arguments: tuple, options: dict[str, Any]) -> Any:
-    """The layer of the cache that a call of an attention layer brings along, None without one."""
+    """The layer of the cache that is passed to a call of an attention layer, None without one."""
     from transformers.cache_utils import Cache
 
     given = (*arguments, *options.values())
@@ -42,7 +42,7 @@ def recall(found: _Late, name: str, new: int) -> CausalState | None:
     layer = found.get()
     if getattr(layer, "is_sliding", False):
         raise NotImplementedError(
-            f"attend: {name} needs all keys, but this cache forgets those that leave a window; "
+            f"attend: {name} needs all keys, but this cache drops those that leave a window; "
             "generate with use_cache=False, or leave the layer out of the swap"
         )
     state: CausalState | None = getattr(layer, STATE, None)

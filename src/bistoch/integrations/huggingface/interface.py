@@ -211,6 +211,6 @@ def check_scale(function: str, text: str, options: dict[str, Any]) -> None:
     """Refuse a scale of the scores: a model has its own."""
     if options.get("scale") is not None:
         raise ValueError(
-            f"{function}: {text!r} sets scale, but a model brings the scale of its own scores; "
+            f"{function}: {text!r} sets scale, but a model sets the scale of its own scores; "
             "leave it out, and use eps for a temperature"
         )

@@ -30,8 +30,8 @@ def read_masks(
     """Tell padding from patterns and biases.
 
     A key that no query may see is padding. In self-attention its query is padding too, and an
-    operator whose rows feel each other must not count it: transformers never says so, since for
-    softmax it makes no difference.
+    operator whose rows depend on each other must not count it: transformers never says so, since
+    for softmax it makes no difference.
 
     Args:
         attention_mask: as transformers makes it: boolean, or a float bias with very low entries,
@@ -93,7 +93,7 @@ def forget_causal(masks: Masks) -> Masks:
         return masks
     past = torch.ones_like(mask).tril()
     same = mask == (past if real is None else past & real[..., None, :])
-    # what a padded query sees is nobody's concern
+    # what a padded query sees does not matter
     same = same if queries is None else same | ~queries[..., None]
     if not bool(same.all()):
         return masks

@@ -62,7 +62,7 @@ class Swapped(nn.Module):
             self._watching.remove()
 
     def take_cache(self) -> Any:
-        """The layer of the cache that this call brought along, once; None without one."""
+        """The layer of the cache that was passed to this call, once; None without one."""
         cache, self._cache = self._cache, None
         return cache
 
@@ -73,7 +73,7 @@ class Swapped(nn.Module):
 
     @property
     def rows_are_independent(self) -> bool:
-        """Whether no row feels another."""
+        """Whether no row depends on another."""
         return self.operator.rows_are_independent
 
     def forward(

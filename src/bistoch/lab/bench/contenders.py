@@ -59,7 +59,7 @@ class Contender:
 
     `package` is the library it needs, which then runs in a process of its own. `efforts` multiplies
     the iterations of one that takes other steps to the limit: the first that suffices is timed.
-    `longest` is the number of tokens beyond which nobody should wait for it.
+    `longest` is the number of tokens beyond which it is not run.
     """
 
     name: str

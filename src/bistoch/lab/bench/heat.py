@@ -1,6 +1,6 @@
 """One heat step of a cloud by our passes, by dense code, by POT and by GeomLoss.
 
-Everybody takes as many iterations as bring the error of the displacement below 0.1 %.
+Each contender takes as many iterations as bring the error of the displacement below 0.1 %.
 """
 
 import math

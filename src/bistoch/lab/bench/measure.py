@@ -126,7 +126,7 @@ def measure(
         limits: how long to measure.
         expected: the expected results.
         timer: the clock; tests bring their own.
-        device: where everybody computes; by default the CPU.
+        device: where all contenders compute; by default the CPU.
     """
     cells = [new_cell(case, direction, entry) for entry in entries]
     running = []
@@ -166,7 +166,9 @@ def refusal(case: Case, direction: Direction, entry: Entry) -> str | None:
     """Why an entry cannot run a case, or None."""
     contender, setting = entry
     if contender.longest is not None and case.n > contender.longest:
-        return f"its work runs away beyond {contender.longest} tokens, says the table of operators"
+        return (
+            f"its cost grows too fast beyond {contender.longest} tokens, by the table of operators"
+        )
     if direction != "forward" and not contender.has_gradient:
         return "no gradient through the plan"
     if setting.lam != 1 and not contender.any_lam:

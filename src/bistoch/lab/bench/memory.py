@@ -79,7 +79,7 @@ def resident_growth(call: Callable[[], Any]) -> int | None:
 
 
 def choose_memory(allocated: int | None, resident: int | None) -> int | None:
-    """Which number to show: the allocator's is exact, but blind to what does not come from torch.
+    """Which number to show: the allocator's is exact, but counts torch's memory only.
 
     >>> choose_memory(1_000_000, 9_000_000), choose_memory(1_000_000, 90_000_000)
     (1000000, 90000000)

@@ -23,7 +23,7 @@ SIZES = {
 }  # fmt: skip
 QUICK_SIZES, QUICK_CLOUDS = (256, 1024), (200, 500)
 SETTINGS = (Setting(1.0, 10), Setting(0.5, 5))
-# beyond this length one head by default, and nobody who keeps whole matrices
+# beyond this length one head by default, and none that keep whole matrices
 LONG = 8192
 LIMITS = TimeLimits(rounds=7, sample=0.05, limit=20.0, budget=30.0, never=80.0)
 QUICK_LIMITS = TimeLimits(rounds=3, sample=0.02, limit=0.6, budget=1.0, never=8.0)
@@ -89,7 +89,7 @@ class Options:
 
     @property
     def settings(self) -> tuple[Setting, ...]:
-        """The first is asked of everybody, the others of our backends only."""
+        """The first is measured for all contenders, the others for our backends only."""
         if self.lam is None and self.iters is None:
             return SETTINGS
         lam = SETTINGS[0].lam if self.lam is None else self.lam
@@ -97,7 +97,7 @@ class Options:
 
     @property
     def used_threads(self) -> int:
-        """How many threads everybody may use."""
+        """How many threads each contender may use."""
         return self.threads or torch.get_num_threads()
 
     @property

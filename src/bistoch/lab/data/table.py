@@ -1,7 +1,7 @@
 """The table of data sets: what each is, its source and licence, and the files it is read from.
 
 A file without an address was packed for this project. An address is given only where the checksum
-in `checksums.txt` (sha256, bytes, path, and the checksum of the same content packed by somebody
+in `checksums.txt` (sha256, bytes, path, and the checksum of the same content packed by someone
 else) belongs to exactly the bytes at that address.
 """
 

@@ -253,7 +253,7 @@ def figure(results: Results) -> Any:
                 for source in sources
             ]
             ours = method == OURS[regime]
-            # an open mark hides nobody
+            # an open mark hides no other
             axes.scatter(
                 gains, range(len(sources)), s=70 if ours else 24, marker="D" if ours else "o",
                 facecolors="none" if ours else colour, edgecolors=colour, linewidths=1.6, zorder=3,

@@ -161,7 +161,7 @@ def _write_hubs(report: Report, halves: Halves, found: Measured) -> None:
         lambda: draw_pairs(halves, pairs, before, after),
         "Searches that end at the same picture, and what they find after balance.", "searches",
     )  # fmt: skip
-    report.heading("The pictures nobody finds")
+    report.heading("Pictures in no result list")
     never = (counts[0] == 0).nonzero()[0]
     report.text(
         f"{len(never)} of {len(counts[0])} right halves are in no list at all under cosine search; "

@@ -2,7 +2,7 @@
 
 What a block leaves behind are the column sums of its plan; a bias is made of the account alone.
 Vectors over keys go in whole vectors of the machine, a little further than there are keys: what is
-there is finite, and nobody reads it.
+there is finite, and is not read.
 """
 
 import numpy as np

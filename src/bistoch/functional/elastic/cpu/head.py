@@ -228,7 +228,7 @@ def run_phase(job, body, index, space, owner, flag, t):
 
 @jit
 def next_slot(job, pointer, tried):
-    """A slot that nobody has taken, this thread's own first; -1 when there is none left."""
+    """A slot that is not taken, this thread's own first; -1 when there is none left."""
     mine = thread_number(job.number) if job.slots > 1 else 0
     taken = address_of(pointer) + 8 * PHASE_COUNT
     for offset in range(tried, job.slots):

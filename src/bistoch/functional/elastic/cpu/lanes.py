@@ -4,6 +4,8 @@ For matrices that fit the caches by the dozen, what costs is not arithmetic but 
 it. So the plan and its gradient are one kernel each, and nothing is kept between them but scores.
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,6 +29,38 @@ from bistoch.functional.problem import Balance, GivenScores, Problem, dense_scor
 LARGEST = 64 * 64
 
 
+class Given(NamedTuple):
+    """The arguments of the operator: scores, and then the fields of `Balance`."""
+
+    scores: Any
+    lam: Any
+    omega: Any
+    log_mass: Any
+    log_row_mass: Any
+    start: Any
+    iters: Any
+    tol: Any
+
+    def options(self) -> tuple[Any, ...]:
+        """What has a gradient beside the scores."""
+        return self.lam, self.omega, self.log_mass, self.log_row_mass, self.start
+
+    def steps(self) -> tuple[Any, Any]:
+        """What is no tensor."""
+        return self.iters, self.tol
+
+
+class Gradients(NamedTuple):
+    """Those of all tensors that were given; empty for one that is not there."""
+
+    scores: Tensor
+    lam: Tensor
+    omega: Tensor
+    log_mass: Tensor
+    log_row_mass: Tensor
+    start: Tensor
+
+
 def fits(problem: Problem) -> bool:
     """Whether the matrices are small enough, and so few iterations that the workspace holds all."""
     (_, n, m), size = problem.scores.shape, problem.scores.like.element_size()
@@ -43,12 +77,9 @@ def _workspace(n: int, m: int, iters: int, element_size: int) -> int:
 
 
 def plan(problem: Problem[GivenScores]) -> tuple[Tensor, Tensor] | None:
-    """As `solve`; None if the matrices do not fit."""
-    return solve(problem) if fits(problem) else None
-
-
-def solve(problem: Problem[GivenScores]) -> tuple[Tensor, Tensor]:
-    """The plans of a batch of scores that are given, and their errors."""
+    """The plans of a batch of scores that are given, and their errors; None if they do not fit."""
+    if not fits(problem):
+        return None
     scores, balance = dense_scores(problem.scores), problem.balance
     start = balance.start
     if start is not None and start.shape[-1]:
@@ -107,31 +138,31 @@ def balance_lanes_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of the scores and, if asked for, of the options."""
     balance = Balance(lam, omega, log_mass, log_row_mass, start, iters, tol)
-    scores_grad = _dense_like(scores)
-    grads = dict(zip(OPTION_NAMES, _differentiable(*balance.tensors()), strict=True))
-    grads = {f"{name}_grad": _dense_like(option).zero_() for name, option in grads.items()}
+    grads = _room(scores, *balance)
+    options = grads._asdict()
+    scores_grad = options.pop("scores")
+    for option in options.values():
+        option.zero_()
     tensors = {"plan_grad": plan_grad.contiguous(), "scores_grad": scores_grad}
-    unsafe = _run(scores, balance, tensors | (grads if options_too else {}), backward=True)
+    if options_too:
+        tensors |= {f"{name}_grad": option for name, option in options.items()}
+    unsafe = _run(scores, balance, tensors, backward=True)
     if unsafe.numel():
-        _differentiate_in_logs(scores, balance, unsafe, plan_grad, scores_grad, grads)
-    lams, omegas, masses, row_masses, starts = grads.values()
-    return scores_grad, lams, omegas, masses, row_masses, starts
+        _differentiate_in_logs(scores, balance, unsafe, plan_grad, grads)
+    return grads
 
 
 @balance_lanes_backward.register_fake
-def _(plan_grad, scores, *options):
-    return tuple(_dense_like(tensor) for tensor in (scores, *_differentiable(*options[:5])))
+def _(plan_grad, *arguments):
+    *given, _options_too = arguments
+    return tuple(_room(*given))
 
 
-# what has a gradient beside the scores
-OPTION_NAMES = ("lam", "omega", "log_mass", "log_row_mass", "start")
-
-
-def _differentiable(lam, omega, log_mass, log_row_mass, start) -> tuple[Tensor, ...]:
-    """Tensors like the gradients of the options; empty for one that is not there."""
+def _room(scores, lam, omega, log_mass, log_row_mass, start, iters, tol) -> Gradients:
+    """Room for all gradients; steps that were chosen have some too, which is not used."""
     none = log_mass[:, :0]
     row_mass, first = (none if option is None else option for option in (log_row_mass, start))
-    return lam, lam, log_mass, row_mass, first
+    return Gradients(*(_dense_like(x) for x in (scores, lam, lam, log_mass, row_mass, first)))
 
 
 def _dense_like(tensor: Tensor) -> Tensor:
@@ -140,18 +171,21 @@ def _dense_like(tensor: Tensor) -> Tensor:
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs[:6])
-    ctx.steps = inputs[6:]
-    ctx.mark_non_differentiable(output[1])
+    given, (_plan, error) = Given._make(inputs), output
+    ctx.save_for_backward(given.scores, *given.options())
+    ctx.steps = given.steps()
+    ctx.mark_non_differentiable(error)
 
 
 def _differentiate(ctx, plan_grad, _):
-    needed = ctx.needs_input_grad
-    options_too = any(needed[1:6])
-    grads = balance_lanes_backward(plan_grad, *ctx.saved_tensors, *ctx.steps, options_too)
-    # steps that were chosen have no gradient, nor what is not there
-    kept = (grad if need else None for grad, need in zip(grads, needed, strict=False))
-    return (*kept, None, None)
+    needed = Given._make(ctx.needs_input_grad)
+    options_too = any(needed.options())
+    grads = Gradients._make(
+        balance_lanes_backward(plan_grad, *ctx.saved_tensors, *ctx.steps, options_too)
+    )
+    # steps that were chosen have no gradient, nor what is not there, nor iters and tol
+    kept = {name: grad for name, grad in grads._asdict().items() if getattr(needed, name)}
+    return tuple(kept.get(name) for name in Given._fields)
 
 
 balance_lanes.register_autograd(_differentiate, setup_context=_setup_context)
@@ -205,12 +239,7 @@ def _in_logs(scores: Tensor, balance: Balance, some: Tensor) -> tuple[Problem, T
 
 
 def _differentiate_in_logs(
-    scores: Tensor,
-    balance: Balance,
-    some: Tensor,
-    plan_grad: Tensor,
-    scores_grad: Tensor,
-    grads: dict[str, Tensor],
+    scores: Tensor, balance: Balance, some: Tensor, plan_grad: Tensor, grads: Gradients
 ) -> None:
     problem, value = _in_logs(scores, balance, some)
     problem, _, broken = cleaned(problem, None, options_too=True)
@@ -221,7 +250,6 @@ def _differentiate_in_logs(
     own = room(inputs_of(problem, value), True)
     upstream = Upstream(arriving, torch.zeros_like(found.row), torch.zeros_like(found.column))
     gradient.backward(problem, value, found, history, upstream, own)
-    scores_grad[some] = own.bias
-    for name, grad in grads.items():
+    for name, grad in grads._asdict().items():
         if grad.numel():
-            grad[some] = getattr(own, name.removesuffix("_grad"))
+            grad[some] = own.bias if name == "scores" else getattr(own, name)

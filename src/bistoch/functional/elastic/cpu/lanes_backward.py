@@ -20,6 +20,7 @@ from bistoch.functional.elastic.cpu.lanes_job import (
     MASS,
     MASS_GRAD,
     PLAN,
+    REALS,
     RECEIVED,
     RESCALE,
     REST,
@@ -27,7 +28,9 @@ from bistoch.functional.elastic.cpu.lanes_job import (
     SCALED,
     SIZE,
     STEPS,
+    STILL,
     TAKEN,
+    TOL,
     add_outer,
     column_factors,
     column_products,
@@ -38,6 +41,7 @@ from bistoch.functional.elastic.cpu.lanes_job import (
     largest_of,
     multiply,
     next_group,
+    number,
     numbers,
     open_job,
     over_keys,
@@ -59,8 +63,8 @@ def differentiate_plans(pointer):
     """Take groups until none is left; repeat their iterations and go back through them."""
     like, job = kind_of(pointer), open_job(pointer)
     space = own_space(job, like)
-    reals = vector(job.reals_at, 2, np.float64)
-    tol, still = reals[0], reals[1]
+    reals = vector(job.reals_at, REALS, np.float64)
+    tol, still = reals[TOL], reals[STILL]
     first = next_group(job)
     while first < job.batch:
         load(job, first, space, like)
@@ -179,8 +183,8 @@ def back_step(job, space, t, slot, still, like):
 @jit
 def taken_by_lanes(job, space, t, slot, taken, like):
     """The step of every lane at iteration t, zero for lanes that had stopped, at every key."""
-    step, omega = numbers(job, space, TAKEN, like)[0], steps_taken(job, space, slot, like)
-    steps = numbers(job, space, STEPS, like)[0]
+    step, omega = number(job, space, TAKEN, like), steps_taken(job, space, slot, like)
+    steps = number(job, space, STEPS, like)
     for lane in range(LANES):
         step[lane] = omega[lane] if steps[lane] > like(t) else like(0)
     for j in range(job.m):
@@ -227,7 +231,7 @@ def add_option_grads(job, first, space, t, slot, like):
     omega_grad = vector(job.omega_grad_at, job.batch, like)
     mass_grad = matrix(job.log_mass_grad_at, job.batch, m, like)
     for lane in range(min(LANES, job.batch - first)):
-        if numbers(job, space, STEPS, like)[0, lane] <= like(t):
+        if number(job, space, STEPS, like)[lane] <= like(t):
             continue
         lam, omega = lams[0, lane], steps_taken(job, space, slot, like)[lane]
         steps_mean, moves_mean, live = like(0), like(0), like(0)

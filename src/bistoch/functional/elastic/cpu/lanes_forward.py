@@ -22,11 +22,14 @@ from bistoch.functional.elastic.cpu.lanes_job import (
     MASS,
     OMEGA,
     PLAN,
+    REALS,
     RESIDUAL,
     REST,
     SHUT,
     STEPS,
+    STILL,
     TAKEN,
+    TOL,
     UNSAFE,
     add_product,
     column_factors,
@@ -37,6 +40,7 @@ from bistoch.functional.elastic.cpu.lanes_job import (
     inverse_totals,
     largest_of,
     next_group,
+    number,
     numbers,
     open_job,
     over_keys,
@@ -71,8 +75,8 @@ def make_plans(pointer):
     """Take groups until none is left; write their plans and column errors."""
     like, job = kind_of(pointer), open_job(pointer)
     space = own_space(job, like)
-    reals = vector(job.reals_at, 2, np.float64)
-    tol, still = reals[0], reals[1]
+    reals = vector(job.reals_at, REALS, np.float64)
+    tol, still = reals[TOL], reals[STILL]
     first = next_group(job)
     while first < job.batch:
         load(job, first, space, like)
@@ -114,7 +118,7 @@ def load(job, first, space, like):
         spread_out(vector(job.start_at, batch * m, like), first, batch, start)
     else:
         fill(flat(over_keys(job, space, COLUMN, like)), like(0))
-    top, level = numbers(job, space, FAR, like), numbers(job, space, LEVEL, like)[0]
+    top, level = numbers(job, space, FAR, like), number(job, space, LEVEL, like)
     fill(level, like(0))
     fill(flat(shut), like(-np.inf))
     for i in range(n):
@@ -241,9 +245,9 @@ def measure_rest(job, space, like):
 @jit
 def decide(job, space, t, tol, still, like):
     """Which lanes take this step, and how many of them can still change their plan."""
-    rest, before = numbers(job, space, REST, like)[0], numbers(job, space, BEFORE, like)[0]
-    steps, taken = numbers(job, space, STEPS, like)[0], numbers(job, space, TAKEN, like)[0]
-    omega, unsafe = numbers(job, space, OMEGA, like)[0], numbers(job, space, UNSAFE, like)[0]
+    rest, before = number(job, space, REST, like), number(job, space, BEFORE, like)
+    steps, taken = number(job, space, STEPS, like), number(job, space, TAKEN, like)
+    omega, unsafe = number(job, space, OMEGA, like), number(job, space, UNSAFE, like)
     left, busy = like(job.iters - 1 - t), 0
     for lane in range(LANES):
         # a lane that stopped on its tolerance never starts again
@@ -287,8 +291,8 @@ def weigh(column, weight, size):
 def iterate(job, space, tol, still, like):
     """All iterations of a group; return how many were computed before the plans stood still."""
     kernel = pairs(job, space, KERNEL, like)
-    fill(numbers(job, space, BEFORE, like)[0], like(np.inf))
-    fill(numbers(job, space, UNSAFE, like)[0], like(0))
+    fill(number(job, space, BEFORE, like), like(np.inf))
+    fill(number(job, space, UNSAFE, like), like(0))
     if job.start_at:
         size = over_keys(job, space, HIGH, like)
         column, factors = over_keys(job, space, COLUMN, like), column_factors(job, space, 0, like)
@@ -296,9 +300,9 @@ def iterate(job, space, tol, still, like):
         distrust(job, space, size, SAFE, like)
     else:
         fill(flat(column_factors(job, space, 0, like)), like(1))
-    steps = numbers(job, space, STEPS, like)[0]
+    steps = number(job, space, STEPS, like)
     fill(steps, like(0) if tol >= 0 else like(job.iters))
-    copy(numbers(job, space, OMEGA, like)[0], numbers(job, space, TAKEN, like)[0])
+    copy(number(job, space, OMEGA, like), number(job, space, TAKEN, like))
     for t in range(job.iters):
         slot, next_slot = (t, t + 1) if job.backward else (0, 0)
         factor = row_factors(job, space, slot, like)
@@ -313,7 +317,7 @@ def iterate(job, space, tol, still, like):
             if not job.omega_at:
                 choose_steps(job, space, still / 4, like)
             busy = decide(job, space, t, tol, still, like)
-        copy(numbers(job, space, TAKEN, like)[0], steps_taken(job, space, slot, like))
+        copy(number(job, space, TAKEN, like), steps_taken(job, space, slot, like))
         move_columns(job, space, column_factors(job, space, next_slot, like), like)
         if busy == 0:
             # the plans to come would repeat this one

@@ -31,6 +31,9 @@ FIELDS = (
     "log_row_mass_grad_at", "start_grad_at",
     "workspace_at", "workspace_stride",
 )  # fmt: skip
+# the real numbers of a job: the tolerance, and relative changes that are no more than rounding
+TOL, STILL = range(2)
+REALS = 2
 JOB = from_dtype(np.dtype([(name, np.int64) for name in FIELDS]))
 
 # what a group has: matrices, vectors over keys, vectors over queries, and one number of each lane
@@ -87,7 +90,7 @@ def own_space(job, like):
 
 @jit
 def next_group(job):
-    """The first matrix of a group that nobody has taken."""
+    """The first matrix of a group that is not taken."""
     return LANES * take_next(job.next_group)
 
 
@@ -124,8 +127,14 @@ def behind_vectors(job):
 
 @jit
 def numbers(job, space, which, like):
-    """One number of every lane."""
+    """One number of every lane, as a matrix of one row."""
     return lanes(space, behind_vectors(job) + which, 1, like)
+
+
+@jit
+def number(job, space, which, like):
+    """One number of every lane."""
+    return numbers(job, space, which, like)[0]
 
 
 @jit

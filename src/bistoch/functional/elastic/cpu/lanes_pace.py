@@ -21,6 +21,7 @@ from bistoch.functional.elastic.cpu.lanes_job import (
     add_product,
     fill,
     flat,
+    number,
     numbers,
     over_keys,
 )
@@ -55,9 +56,9 @@ def choose_steps(job, space, rounding, like):
         add_product(start_of(gained), at_old, at_change, like)
         add_product(start_of(changed), at_change, at_change, like)
     copy(flat(over_keys(job, space, NOW, like)), flat(old))
-    rest, least = numbers(job, space, REST, like)[0], numbers(job, space, LEAST, like)[0]
-    omega, lam = numbers(job, space, OMEGA, like)[0], over_keys(job, space, LAM, like)[0]
-    level, live = numbers(job, space, LEVEL, like)[0], numbers(job, space, LIVE, like)[0]
+    rest, least = number(job, space, REST, like), number(job, space, LEAST, like)
+    omega, lam = number(job, space, OMEGA, like), over_keys(job, space, LAM, like)[0]
+    level, live = number(job, space, LEVEL, like), number(job, space, LIVE, like)
     for lane in range(LANES):
         longest = one / larger(one - lam[lane], like(SHORTEST))
         noise = like(rounding) * (one + level[lane])
@@ -74,7 +75,7 @@ def choose_steps(job, space, rounding, like):
 def centre(job, space, like):
     """The residuals without what the live columns of a lane share; those of dead ones are zero."""
     residual, dead = over_keys(job, space, RESIDUAL, like), over_keys(job, space, DEAD, like)
-    mean, live = numbers(job, space, GAINED, like)[0], numbers(job, space, LIVE, like)[0]
+    mean, live = number(job, space, GAINED, like), number(job, space, LIVE, like)
     now = over_keys(job, space, NOW, like)
     fill(mean, like(0))
     fill(live, like(0))

@@ -37,33 +37,34 @@ SMALL_HEAD = 128 * 128
 BLOCK_BYTES = 512 << 10
 
 
-def _forward(problem: Problem, value: Tensor, solution: Solution, history: History | None) -> None:
-    if _is_empty(problem):
-        # nothing to compute, only zeros and minus infinities to put into their places
-        streaming.forward(problem, value, solution, history)
-        return
-    suspicious = _solve(problem, value, solution, history)
-    if suspicious is not None:
-        _solve_cleaned(suspicious, problem, value, solution, history)
-
-
-def _solve(
+def _forward(
     problem: Problem,
     value: Tensor,
     solution: Solution,
     history: History | None,
     *,
     look: bool = True,
-) -> Tensor | None:
-    """Small heads by their own kernel, and what it leaves, as all others, by those with phases.
-
-    Returns which heads were left because what they hold needs a look, if there are any.
-    """
+) -> None:
+    """Small heads by their own kernel, and what it leaves, as all others, by those with phases."""
+    if _is_empty(problem):
+        # nothing to compute, only zeros and minus infinities to put into their places
+        streaming.forward(problem, value, solution, history)
+        return
     _, n, m = problem.scores.shape
     small = n * m <= SMALL_HEAD and problem.balance.omega is not None
     marks = _run(problem, value, solution, history, look=look, small=small)
-    if not marks.any():
-        return None
+    if marks.any():
+        _solve_marked(marks, problem, value, solution, history)
+
+
+def _solve_marked(
+    marks: np.ndarray,
+    problem: Problem,
+    value: Tensor,
+    solution: Solution,
+    history: History | None,
+) -> None:
+    """Heads that the first kernel left: out of its range, or what they hold needs a look."""
     out_of_range = kernel_module("kernels.nonfinite").OUT_OF_RANGE
     left, suspicious = (
         torch.from_numpy(np.flatnonzero(some))
@@ -76,7 +77,8 @@ def _solve(
         # they were looked at already
         _run(part, values, found, kept, look=False)
         _put(left, solution, history, found, kept)
-    return suspicious if len(suspicious) else None
+    if len(suspicious):
+        _solve_cleaned(suspicious, problem, value, solution, history)
 
 
 def _put(
@@ -124,7 +126,7 @@ def _solve_cleaned(
     part, values, broken = cleaned(_part(problem, some), value[some], options_too=True)
     found = empty(part, values)
     kept = None if history is None else empty_history(part)
-    _solve(part, values, found, kept, look=False)
+    _forward(part, values, found, kept, look=False)
     _put(some, solution, history, shown(found, broken, part.balance.iters), kept)
 
 
@@ -212,7 +214,7 @@ def _run(
     """Describe the work as a job of numbers and addresses, and let the kernels do it.
 
     Forward, or backward if there are gradients; returns a mark for each head, zero if it is done,
-    else why it was left. Whoever does not look computes with whatever there is.
+    else why it was left. Without `look` they compute with whatever there is.
     """
     runtime = kernel_module("kernels.runtime")
     scores, balance = problem
@@ -221,7 +223,7 @@ def _run(
     dtype, mask = scores.like.dtype, tokens.mask
     exact_error = grads is None and (e == 0 or balance.tol is not None)
     start, _ = runtime.team_entry()
-    # without a team whose members know their numbers, nobody can share a head
+    # without a team whose members know their numbers, no head can be shared
     threads = runtime.threads() if start else min(runtime.threads(), batch)
     form = job_form(
         (batch, n, m, d, e, balance.iters, dtype.itemsize), dtype, balance.tol,

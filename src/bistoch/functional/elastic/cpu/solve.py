@@ -90,7 +90,7 @@ def solve_head(job, index, space, worker, like):
                 # what the scores are made of is to be looked at again before it is used
                 return
             take_totals(job, index, space, like)
-        # whoever goes back through many heads at once finds the last state in steps not taken
+        # a backward through many heads at once finds the last state in steps not taken
         if job.row_history_at:
             record(job, index, space, t, like)
         if stopped:
@@ -161,7 +161,7 @@ def weigh_values(job, index, space, like):
 def take_totals(job, index, space, like):
     """From totals to `LSE_i(S + f) = peak + log(total)` and the full column step h.
 
-    A column that nobody may see ends with log total minus infinity and step zero.
+    A column that no query may see ends with log total minus infinity and step zero.
     """
     no_inline()
     total = gather_totals(job, space, like)
