@@ -16,6 +16,7 @@ from making.balance import (
     speed_not_softness,
 )
 from making.causal import causal_blocks, causal_heads, causal_local, causal_updates
+from making.explorer import explorer_page
 from making.flows import flow_clusters, flow_limits, flow_mixture, flow_orders
 from making.lab import lab_fashion, lab_fashion_long, lab_points, lab_scores, lab_text
 from making.pace import pace, pace_gradient
@@ -45,7 +46,7 @@ def main() -> None:
         flow_clusters, causal_updates, causal_local, causal_heads, causal_blocks, causal_lm, pace,
         pace_gradient, pace_rivals, lab_fashion, lab_fashion_long, lab_points, lab_text, lab_scores,
         search_gain, retrieval, hubs, prototypes, router, registration, sorting, jigsaw,
-        cooccurrence,
+        cooccurrence, explorer_page,
     ):  # fmt: skip
         measure()
         print(f"done: {measure.__name__}")

@@ -12,6 +12,7 @@ from bistoch.cli.bench import bench
 from bistoch.cli.compare import compare
 from bistoch.cli.data import data
 from bistoch.cli.demo import demo
+from bistoch.cli.explore import explore
 from bistoch.cli.flow import flow
 from bistoch.cli.inspect import inspect
 from bistoch.cli.operators import list_operators, show
@@ -61,5 +62,6 @@ app.command()(generate)
 app.add_typer(flow, name="flow")
 app.add_typer(data, name="data")
 app.command()(inspect)
+app.command()(explore)
 app.command()(reproduce)
 app.command()(retrieval)

@@ -1,0 +1,23 @@
+"""The command that opens the explorer: `bistoch explore`."""
+
+from typing import Annotated
+
+import typer
+
+from bistoch.cli.errors import user_errors
+from bistoch.cli.options import option
+
+Models = Annotated[
+    list[str] | None,
+    option("A folder with a text model of transformers, or its name on the hub; repeat."),
+]
+Port = Annotated[int, option("Port on this machine; 0 takes any that is free.", min=0, max=65535)]
+Browser = Annotated[bool, option("Open a browser.", "--browser/--no-browser")]
+
+
+@user_errors()
+def explore(model: Models = None, port: Port = 8050, browser: Browser = True) -> None:
+    """Open a page on this machine: plans, column sums and outputs while sliders move."""
+    from bistoch.explorer import explore as serve
+
+    serve(model or (), port=port, browser=browser, say=typer.echo)
