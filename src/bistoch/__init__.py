@@ -12,6 +12,7 @@ from bistoch._fork import watch_forks
 
 if TYPE_CHECKING:
     from bistoch import analysis as analysis
+    from bistoch import distributed as distributed
     from bistoch import flows as flows
     from bistoch import functional as functional
     from bistoch import models as models
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # packages that are loaded when they are named, as `bistoch.nn.Attention`
-_PACKAGES = ("analysis", "flows", "functional", "models", "nn", "retrieval", "testing")
+_PACKAGES = (
+    "analysis", "distributed", "flows", "functional", "models", "nn", "retrieval", "testing",
+)  # fmt: skip
 
 watch_forks()
 

@@ -151,6 +151,20 @@ def _clean_given(scores: GivenScores, value, reach, options, others) -> tuple[An
     return scores, None if value is None else _zeroed(value), broken
 
 
+def seeing_rows(scores: Scores | GivenScores) -> Bool[Tensor, "B n"]:
+    """The rows that may see a key, of scores that are clean."""
+    (size, n, m), like = scores.shape, scores.like
+    nothing = torch.zeros(size, m, dtype=torch.bool, device=like.device)
+    if not n or not m:
+        return nothing.new_zeros(size, n)
+    if isinstance(scores, GivenScores):
+        pairs = Pairs(scores.given, None, scores.query_mask, scores.key_mask)
+    else:
+        pairs = Pairs(scores.mask, scores.mask_index, scores.query_mask, scores.key_mask)
+    look = _look_at_tokens if pairs.mask is None else _look_at_pairs
+    return look(pairs, nothing, n, "problem").sees
+
+
 def clean_values(value: Float[Tensor, "*b m e"], n: int, pairs: Pairs) -> Clean:
     """As `clean`, for a plan that is made without tokens, or looks at them by itself."""
     query, key = (value.new_empty(size, 0) for size in (n, value.shape[-2]))

@@ -13,7 +13,7 @@ from bistoch.functional._masks import Bias, as_bias, forbid_low, read_bias
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.inputs.tensors import as_number, values_are_at_hand
 from bistoch.functional.precision import working_dtype as working_dtype
-from bistoch.functional.problem import Balance, GivenScores, Problem, Scores
+from bistoch.functional.problem import Balance, GivenScores, Problem, Scores, Shards
 
 # how a float mask is read: very low numbers forbid a pair, unless its score could make up for that;
 # and in a row without any others only "differences" count. In "rows" that stand alone scores have
@@ -46,6 +46,8 @@ class BalanceOptions(NamedTuple):
     column_mass: Tensor | None = None
     row_mass: Tensor | None = None
     start: Tensor | None = None
+    # who has the other queries; None if all are here
+    shards: Shards | None = None
 
     def moves_columns(self) -> bool:
         """Whether columns are weighed against each other, so that rows depend on each other."""
@@ -63,8 +65,8 @@ def pose(
     """Check every option and flatten the leading axes of tokens that were checked already."""
     n, m = query.shape[-2], key.shape[-2]
     row_mass, counts = check_balance(operator, batch, n, m, query, options)
-    scores = pose_scores(operator, batch, query, key, pairs, counts=counts)
-    if options.moves_columns():
+    scores = pose_scores(operator, batch, query, key, pairs, counts=counts, shards=options.shards)
+    if options.moves_columns() and options.shards is None:
         inputs.warn_half_padding(operator, n, m, pairs.mask, pairs.query_mask, pairs.key_mask)
     return Problem(scores, pose_balance(operator, batch, scores, options, row_mass))
 
@@ -78,11 +80,17 @@ def pose_scores(
     *,
     bias: Reading = "differences",
     counts: Bool[Tensor, "B n"] | None = None,
+    shards: Shards | None = None,
+    columns: int | None = None,
 ) -> Scores:
-    """As `pose`, for scores alone; queries that do not count are not there."""
+    """As `pose`, for scores alone; queries that do not count are not there.
+
+    If processes have shards of the keys too, `columns` says how many there are for a mask.
+    """
     shape, device, mask = (*batch, query.shape[-2], key.shape[-2]), query.device, options.mask
     if mask is not None:
-        inputs.check_mask(operator, mask, shape, device)
+        whole = shape if columns is None else (*shape[:-1], columns)
+        inputs.check_mask(operator, mask, whole, device)
     query_mask, key_mask = pose_padding(operator, shape, device, options, counts)
     inputs.check_eps(operator, options.eps, batch, device)
     inputs.check_scale(operator, options.scale)
@@ -98,7 +106,7 @@ def pose_scores(
         mask = forbid_low(mask, query.dtype)
     elif mask is not None and mask_index is not None and has_bias and bias != "scores":
         if bias == "differences":
-            reach = _reach(query, key, sharpness, query_mask, key_mask)
+            reach = _reach(query, key, sharpness, query_mask, key_mask, shards)
             read, mask_index = _read_shared(mask, mask_index, query.dtype, reach)
         else:
             read = read_bias(mask, query.dtype)
@@ -171,11 +179,12 @@ def pose_balance(
     return Balance(
         lam=per_problem(options.lam, batch, like),
         omega=None if omega is None else per_problem(omega, batch, like),
-        log_mass=_log_mass(operator, options.column_mass, batch, scores, row_mass),
+        log_mass=_log_mass(operator, options, batch, scores, row_mass),
         log_row_mass=None if row_mass is None else row_mass.log(),
         start=_start(options.start, (*batch, m), like),
         iters=options.iters,
         tol=as_number(options.tol),
+        shards=options.shards,
     )
 
 
@@ -212,6 +221,7 @@ def _reach(
     sharpness: Float[Tensor, "B"],
     query_mask: Tensor | None,
     key_mask: Tensor | None,
+    shards: Shards | None,
 ) -> Float[Tensor, "B"]:
     """By how much the scores of a row can differ: twice the longest query times the longest key."""
     reach = 2 * sharpness.detach().abs()
@@ -219,7 +229,8 @@ def _reach(
         # what is not finite is told elsewhere, and is no reason to read a mask in another way
         lengths = tokens.detach().nan_to_num(0.0, 0.0, 0.0).norm(dim=-1)
         lengths = lengths if real is None else lengths * real
-        reach = reach * lengths.amax(-1) if lengths.shape[1] else reach
+        longest = lengths.amax(-1) if lengths.shape[1] else torch.zeros_like(reach)
+        reach = reach * (longest if shards is None else shards.max(longest))
     return reach
 
 
@@ -296,7 +307,7 @@ def _start(
 
 def _log_mass(
     operator: str,
-    mass: Tensor | None,
+    options: BalanceOptions,
     batch: torch.Size,
     scores: Scores | GivenScores,
     row_mass: Float[Tensor, "B n"] | None,
@@ -305,9 +316,14 @@ def _log_mass(
 
     The scale is invisible in the plan; with the right one the potentials do not drift.
     """
-    (size, n, m), like = scores.shape, scores.like
+    (size, n, m), like, mass, shards = (
+        scores.shape,
+        scores.like,
+        options.column_mass,
+        options.shards,
+    )
     query_mask, key_mask = scores.query_mask, scores.key_mask
-    is_plain = mass is None and query_mask is None and key_mask is None
+    is_plain = mass is None and query_mask is None and key_mask is None and shards is None
     # a logarithm of sizes would fix them in a program that is exported for any length
     if is_plain and not _is_watched():
         return _filled((size, m), math.log(max(n, 1) / max(m, 1)), like)
@@ -318,10 +334,13 @@ def _log_mass(
     queries = like.new_full((size,), n) if query_mask is None else query_mask.sum(-1)
     if row_mass is not None and query_mask is not None:
         queries = row_mass.masked_fill(~query_mask, 0).sum(-1)
+    if shards is not None:
+        queries = shards.sum(queries.to(like.dtype))
     is_empty = queries == 0
     queries = torch.where(is_empty, 1, queries).to(like.dtype)
     offered = log_mass if key_mask is None else log_mass.masked_fill(~key_mask, -torch.inf)
     offered = offered.exp().sum(-1)
+    offered = offered if shards is None else shards.sum_columns(offered)
     # a problem without a real query or key has no columns to balance
     if mass is not None and row_mass is not None:
         is_empty = is_empty | (offered == 0)

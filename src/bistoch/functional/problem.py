@@ -66,6 +66,32 @@ class Steps(Protocol):
     def tol(self) -> float | None: ...  # noqa: D102
 
 
+# checkers of shapes ask whether something is one
+@runtime_checkable
+class Shards(Protocol):
+    """The processes that hold the rows of a problem together, and all columns or a shard of them.
+
+    What follows from columns that all have is computed by each of them. A loss is the sum of
+    their losses, so a gradient is a part that is summed over them wherever columns become equal.
+    """
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over processes, differentiable."""
+
+    def max(self, x: Tensor) -> Tensor:
+        """The largest over processes, without a gradient."""
+
+    def logsumexp(self, x: Tensor) -> Tensor:
+        """The log of the sum of exponentials over processes, differentiable."""
+
+    def sum_columns(self, x: Tensor) -> Tensor:
+        """What was summed over the columns of this process, over those of all, differentiable."""
+
+
 class Balance(NamedTuple):
     """How the columns of a plan are balanced, checked, with one leading axis."""
 
@@ -79,6 +105,8 @@ class Balance(NamedTuple):
     start: Float[Tensor, "B m"] | None
     iters: int
     tol: float | None
+    # who has the other rows; None if all are here
+    shards: Shards | None = None
 
     def tensors(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
         """All fields but the numbers, in their order."""

@@ -1,6 +1,6 @@
 """The public functions of the elastic family: check, choose a backend, compute."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -201,11 +201,16 @@ def find_potentials(
     """Solve a problem that was posed with this mask, and give its potentials their axes back."""
     found = solve(operator, problem, no_values(problem.scores), backend)
     warn_if_far(operator, problem.balance, found.error)
+    return as_potentials(found, problem.balance.tol, batch, mask)
+
+
+def as_potentials(found: Solution, tol: float | None, batch: torch.Size, mask: Any) -> Potentials:
+    """The potentials of a solution, with the leading axes of the call."""
     row = found.row.reshape(*batch, found.row.shape[-1])
     if mask is not None and mask.dtype != torch.bool:
         # the problem was posed without what all biases of a row have in common, if that is much
         row = row - read_bias(mask, row.dtype).level.squeeze(-1)
-    tol = CONVERGED if problem.balance.tol is None else problem.balance.tol
+    tol = CONVERGED if tol is None else tol
     return Potentials(
         row=row,
         column=found.column.reshape(*batch, found.column.shape[-1]),

@@ -10,9 +10,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bistoch.functional._nonfinite import Reach, clean_scores, show
+from bistoch.functional._nonfinite import Reach, clean_scores, seeing_rows, show
 from bistoch.functional.backends import Backend
-from bistoch.functional.problem import Problem, Solution, dense_scores, row_softmax
+from bistoch.functional.problem import (
+    GivenScores,
+    Problem,
+    Scores,
+    Shards,
+    Solution,
+    dense_scores,
+    row_softmax,
+)
 
 
 def cleaned(
@@ -27,7 +35,19 @@ def cleaned(
     scores, value, broken = clean_scores(
         scores, value, reach, options=balance.tensors(), options_too=options_too
     )
+    if balance.shards is not None and balance.iters:
+        broken = _broken_anywhere(broken, scores, balance.shards)
     return Problem(scores, balance), value, broken
+
+
+def _broken_anywhere(
+    broken: Bool[Tensor, "B n"] | None, scores: Scores | GivenScores, shards: Shards
+) -> Bool[Tensor, "B n"] | None:
+    """The same for rows of which others are elsewhere, where something may be broken too."""
+    like = scores.like
+    found = like.new_zeros(like.shape[0]) if broken is None else broken.any(-1).to(like.dtype)
+    anywhere = shards.max(found) > 0
+    return anywhere[:, None] & seeing_rows(scores) if bool(anywhere.any()) else None
 
 
 def prepared(chosen: Backend, problem: Problem, value: Tensor) -> tuple[Problem, Any, Any]:

@@ -18,7 +18,6 @@ from bistoch.functional.problem import (
     GivenScores,
     Problem,
     Solution,
-    part_of,
     row_softmax,
 )
 
@@ -31,28 +30,55 @@ def backward(
     upstream: Upstream,
     grads: Gradients,
 ) -> None:
-    """Add the gradients of a solved problem, part by part."""
+    """Add the gradients of a solved problem: back through the iterations, then over the scores."""
+    balance, shards = problem.balance, problem.balance.shards
+    replays = []
     for part in parts(problem.scores):
         some = part.batch
         # with a tolerance a part may have stopped early: what was not written is not read
         iters = int(solution.iterations[some].max())
-        replay = _Replay(
-            part,
-            part_of(problem.balance, some),
-            iters,
-            value[some],
-            Solution(*(field[some] for field in solution)),
-            History(*(field[some, :iters] for field in history)),
-            upstream.of(some),
+        replays.append(
+            _Replay(
+                part,
+                iters,
+                value[some],
+                Solution(*(field[some] for field in solution)),
+                History(*(field[some, :iters] for field in history)),
+                upstream.of(some),
+            )
         )
-        _accumulate(replay, grads)
+    column_grad = torch.zeros_like(solution.column)
+    if upstream.column is not None:
+        column_grad += upstream.column
+        column_grad.masked_fill_(solution.column == -torch.inf, 0)
+    for replay in replays:
+        some = replay.part.batch
+        for rows, scores in replay.part.tiles():
+            plan, softmax_grad = replay.softmax_grad(rows, scores)
+            grads.value[some] += plan.mT @ replay.upstream.output[:, rows]
+            column_grad[some] += softmax_grad.sum(-2)
+    path = _Path.of(balance, solution, history)
+    step_grads, row_grads = _vectors(replays, balance, path, column_grad, grads)
+    for replay in replays:
+        some = replay.part.batch
+        for rows, scores in replay.part.tiles():
+            _, scores_grad = replay.softmax_grad(rows, scores)
+            for t in range(replay.iters):
+                by_column = replay.columns_to_one(t, rows, scores)
+                scores_grad -= by_column.mul_(step_grads[some, t, None, :])
+                rows_to_one = row_softmax(scores + path.columns[t][some, None, :])
+                scores_grad -= rows_to_one.mul_(row_grads[some, t, rows, None])
+            _scatter(replay.part, rows, scores_grad, grads)
+    if shards is not None:
+        # columns are everybody's, and so were these: each process keeps its share
+        for shared in (grads.lam, grads.omega, grads.log_mass, grads.start):
+            shared /= shards.size
 
 
 class _Replay(NamedTuple):
     """One part of the batch with what its forward left behind."""
 
     part: Part
-    balance: Balance
     iters: int
     value: Tensor
     solution: Solution
@@ -77,58 +103,75 @@ class _Replay(NamedTuple):
         return logs.exp_()
 
 
-def _accumulate(replay: _Replay, grads: Gradients) -> None:
-    """Go back through the iterations for the vectors, then once over the scores."""
-    part, history, iters = replay.part, replay.history, replay.iters
-    balance, some = replay.balance, part.batch
-    lam = balance.lam[:, None]
+class _Path(NamedTuple):
+    """The column potentials before every iteration, and what made them."""
 
-    column_grad = torch.zeros_like(replay.solution.column)
-    if replay.upstream.column is not None:
-        column_grad += replay.upstream.column
-        column_grad.masked_fill_(replay.solution.column == -torch.inf, 0)
-    for rows, scores in part.tiles():
-        plan, softmax_grad = replay.softmax_grad(rows, scores)
-        grads.value[some] += plan.mT @ replay.upstream.output[:, rows]
-        column_grad += softmax_grad.sum(-2)
+    # whether a problem had not stopped, and the step that it took
+    running: Tensor  # (B, T)
+    omegas: Tensor  # (B, T)
+    steps: Tensor  # (B, T, m)
+    columns: list[Tensor]
 
-    # a problem that stopped early took steps of size zero from there on
-    running = torch.arange(iters, device=lam.device) < replay.solution.iterations[:, None]
-    omegas = torch.where(running, history.omega, 0)
-    dead = (replay.solution.column == -torch.inf)[:, None, :]
-    steps = balance.log_mass[:, None, :] - (history.peak + history.log_total)
-    steps = steps.masked_fill(dead, 0)
-    columns = [balance.first_column()]
-    for t in range(iters):
-        columns.append(columns[t] + omegas[:, t, None] * (lam * steps[:, t] - columns[t]))
+    @classmethod
+    def of(cls, balance: Balance, solution: Solution, history: History) -> "_Path":
+        lam, iters = balance.lam[:, None], int(solution.iterations.max()) if len(balance.lam) else 0
+        # a problem that stopped early took steps of size zero from there on
+        running = torch.arange(iters, device=lam.device) < solution.iterations[:, None]
+        omegas = torch.where(running, history.omega[:, :iters], 0)
+        dead = (solution.column == -torch.inf)[:, None, :]
+        totals = history.peak[:, :iters] + history.log_total[:, :iters]
+        steps = balance.log_mass[:, None, :] - totals
+        steps = steps.masked_fill(dead | ~running[:, :, None], 0)
+        columns = [balance.first_column()]
+        for t in range(iters):
+            columns.append(columns[t] + omegas[:, t, None] * (lam * steps[:, t] - columns[t]))
+        return cls(running, omegas, steps, columns)
 
-    step_grads, row_grads = torch.zeros_like(steps), torch.zeros_like(history.row)
+
+def _vectors(
+    replays: list[_Replay],
+    balance: Balance,
+    path: _Path,
+    column_grad: Tensor,
+    grads: Gradients,
+) -> tuple[Tensor, Tensor]:
+    """Go back through the iterations; the gradients of the column and row steps of each."""
+    lam, shards, iters = balance.lam[:, None], balance.shards, path.omegas.shape[1]
+    rows_of_all = replays[0].solution.row.shape[1] if replays else 0
+    step_grads = torch.zeros_like(path.steps)
+    row_grads = column_grad.new_zeros(len(column_grad), iters, rows_of_all)
+    wants_start = balance.start is not None
+    if shards is not None and (iters or wants_start):
+        column_grad = shards.sum(column_grad)
     for t in reversed(range(iters)):
-        omega = omegas[:, t, None]
-        residual = lam * steps[:, t] - columns[t]
-        grads.lam[some] += (column_grad * omega * steps[:, t]).sum(-1)
-        grads.omega[some] += (column_grad * running[:, t, None] * residual).sum(-1)
+        omega, step = path.omegas[:, t, None], path.steps[:, t]
+        residual = lam * step - path.columns[t]
+        grads.lam.add_((column_grad * omega * step).sum(-1))
+        grads.omega.add_((column_grad * path.running[:, t, None] * residual).sum(-1))
         step_grads[:, t] = omega * lam * column_grad
         column_grad = (1 - omega) * column_grad
-        for rows, scores in part.tiles():
-            row_grad = -(replay.columns_to_one(t, rows, scores) @ step_grads[:, t, :, None])
-            row_grads[:, t, rows] = row_grad.squeeze(-1)
-            rows_to_one = row_softmax(scores + columns[t][:, None, :])
-            column_grad -= (rows_to_one.mT @ row_grad).squeeze(-1)
-    grads.log_mass[some] += step_grads.sum(1)
+        from_rows = torch.zeros_like(column_grad)
+        for replay in replays:
+            some = replay.part.batch
+            if t >= replay.iters:
+                continue
+            for rows, scores in replay.part.tiles():
+                by_column = replay.columns_to_one(t, rows, scores)
+                row_grad = -(by_column @ step_grads[some, t, :, None])
+                row_grads[some, t, rows] = row_grad.squeeze(-1)
+                rows_to_one = row_softmax(scores + path.columns[t][some, None, :])
+                from_rows[some] += (rows_to_one.mT @ row_grad).squeeze(-1)
+        # before the first iteration only a start asks for it
+        if shards is not None and (t or wants_start):
+            from_rows = shards.sum(from_rows)
+        column_grad = column_grad - from_rows
+    grads.log_mass.add_(step_grads.sum(1))
     if balance.log_row_mass is not None:
         # it is added to f before the column step, and nowhere else
-        grads.log_row_mass[some] += row_grads.sum(1)
-    if balance.start is not None:
-        grads.start[some] += column_grad
-
-    for rows, scores in part.tiles():
-        _, scores_grad = replay.softmax_grad(rows, scores)
-        for t in range(iters):
-            scores_grad -= replay.columns_to_one(t, rows, scores).mul_(step_grads[:, t, None, :])
-            rows_to_one = row_softmax(scores + columns[t][:, None, :])
-            scores_grad -= rows_to_one.mul_(row_grads[:, t, rows, None])
-        _scatter(part, rows, scores_grad, grads)
+        grads.log_row_mass.add_(row_grads.sum(1))
+    if wants_start:
+        grads.start.add_(column_grad)
+    return step_grads, row_grads
 
 
 def _scatter(part: Part, rows: slice, scores_grad: Tensor, grads: Gradients) -> None:

@@ -19,6 +19,7 @@ from bistoch.functional.problem import (
     GivenScores,
     Problem,
     Scores,
+    Shards,
     Solution,
 )
 
@@ -46,7 +47,7 @@ class Inputs(NamedTuple):
         """Those that are there."""
         return [tensor for tensor in self if tensor is not None]
 
-    def problem(self, iters: int, tol: float | None) -> Problem:
+    def problem(self, iters: int, tol: float | None, shards: Shards | None = None) -> Problem:
         """The problem that they were made of."""
         scores: Scores | GivenScores
         if self.given is not None:
@@ -59,7 +60,7 @@ class Inputs(NamedTuple):
         else:
             raise ValueError("elastic: expected query, key and sharpness, or scores that are given")
         balance = Balance(
-            self.lam, self.omega, self.log_mass, self.log_row_mass, self.start, iters, tol
+            self.lam, self.omega, self.log_mass, self.log_row_mass, self.start, iters, tol, shards
         )
         return Problem(scores, balance)
 
@@ -153,13 +154,12 @@ def register(
             forward(problem, value, solution, history if keep_history else None)
         return (*solution, *history)
 
-    def run_backward(inputs, solution, history, upstream, bias_too):
+    def run_backward(inputs, solution, history, upstream, bias_too, shards=None):
         iters = history.row.shape[1]
         grads = room(inputs, bias_too, fills)
         with no_autocast(inputs.value.device):
-            backward(
-                inputs.problem(iters, None), inputs.value, solution, history, upstream, grads
-            )  # fmt: skip
+            problem = inputs.problem(iters, None, shards)
+            backward(problem, inputs.value, solution, history, upstream, grads)
         return grads
 
     forward_op = torch.library.custom_op(
@@ -221,9 +221,9 @@ def register(
 
     class Eager(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, iters, tol, *fields):
-            inputs = Inputs._make(fields)
-            problem, value = inputs.problem(iters, tol), inputs.value
+        def forward(ctx, iters, tol, shards, *fields):
+            inputs, ctx.shards = Inputs._make(fields), shards
+            problem, value = inputs.problem(iters, tol, shards), inputs.value
             solution, history = empty(problem, value), empty_history(problem)
             forward(problem, value, solution, history)
             ctx.save_for_backward(*fields, *solution, *history)
@@ -240,20 +240,22 @@ def register(
             upstream = take(Upstream, iter(arriving))
             if upstream.output is None:
                 upstream = upstream._replace(output=torch.zeros_like(solution.output))
-            needed = Inputs._make(ctx.needs_input_grad[2:])
+            needed = Inputs._make(ctx.needs_input_grad[3:])
             bias_too = needed.mask or needed.given
-            grads = run_backward(inputs, solution, history, upstream, bias_too)
-            return None, None, *_by_input(grads, needed)
+            grads = run_backward(inputs, solution, history, upstream, bias_too, ctx.shards)
+            return None, None, None, *_by_input(grads, needed)
 
     def solve(problem: Problem, value: Tensor) -> Solution:
         inputs = inputs_of(problem, value)
         tensors, iters, tol = inputs.tensors(), problem.balance.iters, problem.balance.tol
         refuse_tangents(name, tensors, 'choose backend="reference"')
         keep_history = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        if not is_plain(tensors):
+        shards = problem.balance.shards
+        # an operator has no place for processes
+        if shards is None and not is_plain(tensors):
             return take(Solution, iter(forward_op(*inputs, iters, tol, keep_history)))
         if keep_history:
-            return take(Solution, iter(Eager.apply(iters, tol, *inputs)))
+            return take(Solution, iter(Eager.apply(iters, tol, shards, *inputs)))
         solution = empty(problem, value)
         forward(problem, value, solution, None)
         return solution

@@ -9,6 +9,7 @@ made that smallest is the one to take next:
 It is a number like any other to the iteration and to its gradient: it has no gradient of its own.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -37,22 +38,27 @@ def choose(
     lam: Float[Tensor, "B"],
     row: Float[Tensor, "B n"],
     before: Pace | None,
+    total: Callable[[Tensor], Tensor] = lambda summed: summed,
 ) -> Pace:
     """The step of this iteration: plain at first, then the best for what was seen.
 
     It is at least plain, and at most what the smallest eigenvalue that A can have, 1 - lam, would
     ask for. An error that has grown draws it back, up to the plain step, which never fails, where
     the error is twice the smallest so far. A change of the residual that is no more than rounding,
-    which is that of the row potentials behind it, says nothing.
+    which is that of the row potentials behind it, says nothing. If other processes hold other
+    columns, `total` makes sums over all columns of those over the ones that are here.
     """
     residual, error, lam = residual.detach(), error.detach(), lam.detach()
-    count = live.sum(-1, keepdim=True).clamp_min(1)
     residual = residual.masked_fill(~live, 0)
-    residual = (residual - residual.sum(-1, keepdim=True) / count).masked_fill(~live, 0)
+    sums = torch.stack([live.sum(-1, keepdim=True).to(residual.dtype), residual.sum(-1, True)])
+    count, shared = total(sums).unbind()
+    count = count.clamp_min(1)
+    residual = (residual - shared / count).masked_fill(~live, 0)
     if before is None:
         return Pace(torch.ones_like(error), residual, error)
     change = before.residual - residual
-    gained, size = (before.residual * change).sum(-1), change.square().sum(-1)
+    sums = torch.stack([(before.residual * change).sum(-1), change.square().sum(-1)])
+    gained, size = total(sums).unbind()
     level = row.detach().abs().amax(-1) if row.shape[-1] else torch.zeros_like(error)
     rounding = ROUNDINGS * torch.finfo(row.dtype).eps * (1 + level)
     known = (gained > 0) & (size > count[:, 0] * rounding.square())

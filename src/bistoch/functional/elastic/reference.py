@@ -15,13 +15,21 @@ from torch import Tensor
 
 from bistoch.functional.backends import Backend
 from bistoch.functional.elastic.pace import choose
-from bistoch.functional.problem import Problem, Solution, dense_scores, row_softmax, spread
+from bistoch.functional.problem import (
+    Problem,
+    Shards,
+    Solution,
+    dense_scores,
+    row_softmax,
+    spread,
+)
 
 
 def solve(problem: Problem, value: Float[Tensor, "B m e"]) -> Solution:
     """Iterate row and column steps, end on a row step, and apply the plan to the values."""
     scores, balance = dense_scores(problem.scores), problem.balance
-    lam, pace, live = balance.lam[:, None], None, live_columns(scores)
+    lam, pace, shards = balance.lam[:, None], None, balance.shards
+    live = live_columns(scores, shards)
     omega = balance.first_omega()
     column = balance.first_column()
     running = torch.ones_like(balance.lam, dtype=torch.bool)
@@ -31,20 +39,22 @@ def solve(problem: Problem, value: Float[Tensor, "B m e"]) -> Solution:
     # infinity in the scores, and only there
     for _ in range(balance.iters):
         row = balance.weighed(row_step(scores, column))
-        residual = lam * column_step(scores, row, balance.log_mass) - column
+        residual = lam * column_step(scores, row, balance.log_mass, shards) - column
         if balance.tol is not None:
-            error = spread(residual, live)
+            error, level = spread(residual, live), row
+            if shards is not None:
+                error, level = agreed(error, row, shards)
             running = running & (error > balance.tol)
             if not (torch.compiler.is_compiling() or running.is_meta) and not bool(running.any()):
                 break
             if balance.omega is None:
-                pace = choose(residual, live, error, balance.lam, row, pace)
+                pace = choose(residual, live, error, balance.lam, level, pace)
                 omega = pace.omega
         column = torch.where(running[:, None], column + omega[:, None] * residual, column)
         iterations = iterations + running
 
     row = row_step(scores, column)
-    residual = lam * column_step(scores, balance.weighed(row), balance.log_mass) - column
+    residual = lam * column_step(scores, balance.weighed(row), balance.log_mass, shards) - column
     plan = row_softmax(scores + column[:, None, :])
     return Solution(
         output=plan @ value,
@@ -65,16 +75,34 @@ def row_step(scores: Float[Tensor, "B n m"], column: Float[Tensor, "B m"]) -> Fl
 
 
 def column_step(
-    scores: Float[Tensor, "B n m"], row: Float[Tensor, "B n"], log_mass: Float[Tensor, "B m"]
+    scores: Float[Tensor, "B n m"],
+    row: Float[Tensor, "B n"],
+    log_mass: Float[Tensor, "B m"],
+    shards: Shards | None = None,
 ) -> Float[Tensor, "B m"]:
     """`h_j = log b_j - LSE_i (S_ij + f_i)`: with g = h every column would sum to b."""
     total = logsumexp(scores + row[:, :, None], -2)
+    if shards is not None:
+        total = shards.logsumexp(total)
     return torch.where(total == -torch.inf, 0, log_mass - total)
 
 
-def live_columns(scores: Float[Tensor, "B n m"]) -> Tensor:
+def live_columns(scores: Float[Tensor, "B n m"], shards: Shards | None = None) -> Tensor:
     """Keys that at least one query may see."""
-    return (scores > -torch.inf).any(-2)
+    live = (scores > -torch.inf).any(-2)
+    return live if shards is None else shards.max(live.to(scores.dtype)) > 0
+
+
+def agreed(
+    error: Float[Tensor, "B"], row: Float[Tensor, "B n"], shards: Shards
+) -> tuple[Float[Tensor, "B"], Float[Tensor, "B 1"]]:
+    """The error by which all processes decide, and the size of the largest row potential.
+
+    Errors are equal but for rounding, where machines differ: what is decided must be the same.
+    """
+    level = torch.cat([row.detach().abs(), torch.zeros_like(error)[:, None]], 1).amax(-1)
+    error, level = shards.max(torch.stack([error.detach(), level])).unbind()
+    return error, level[:, None]
 
 
 def logsumexp(x: Float[Tensor, "*B n m"], dim: int) -> Tensor:

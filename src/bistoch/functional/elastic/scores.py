@@ -37,7 +37,7 @@ def pose_given(
     row_mass, counts = check_balance(operator, batch, n, m, work, options)
     padding = pose_padding(operator, scores.shape, scores.device, pairs, counts)
     given = GivenScores(work.reshape(math.prod(batch), n, m), *padding)
-    if options.moves_columns():
+    if options.moves_columns() and options.shards is None:
         inputs.warn_half_padding(operator, n, m, mask, pairs.query_mask, pairs.key_mask)
     return Problem(given, pose_balance(operator, batch, given, options, row_mass))
 

@@ -89,7 +89,7 @@ def plan(problem: Problem[GivenScores]) -> tuple[Tensor, Tensor] | None:
     balance = balance._replace(start=start)
     tensors = (field for field in (scores, *balance) if isinstance(field, Tensor))
     refuse_tangents("balance_lanes", tensors, 'choose backend="reference"')
-    plan, error = balance_lanes(scores, *balance)
+    plan, error = balance_lanes(scores, *balance.tensors(), balance.iters, balance.tol)
     if balance.log_row_mass is not None:
         plan = plan * balance.log_row_mass.exp()[..., None]
     return plan, error
@@ -138,7 +138,7 @@ def balance_lanes_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of the scores and, if asked for, of the options."""
     balance = Balance(lam, omega, log_mass, log_row_mass, start, iters, tol)
-    grads = _room(scores, *balance)
+    grads = _room(scores, *balance.tensors(), iters, tol)
     options = grads._asdict()
     scores_grad = options.pop("scores")
     for option in options.values():
