@@ -26,7 +26,9 @@ def by_backend():
             yield pytest.param(small(row), id=name)
             continue
         for backend in row.backends:
-            yield pytest.param(small(row, backend=backend), id=f"{name}-{backend}")
+            # in Triton's interpreter, which takes its time
+            marks = [pytest.mark.slow] if backend == "triton" else []
+            yield pytest.param(small(row, backend=backend), id=f"{name}-{backend}", marks=marks)
 
 
 every_operator = pytest.mark.parametrize(

@@ -25,7 +25,8 @@ def cases():
     for name, row in bistoch.OPERATORS.items():
         for backend in row.backends if "backend" in row.options() else (None,):
             title = name if backend is None else f"{name}-{backend}"
-            yield pytest.param(row, backend, id=title)
+            marks = [pytest.mark.slow] if backend == "triton" else []
+            yield pytest.param(row, backend, id=title, marks=marks)
 
 
 every_backend = pytest.mark.parametrize(("operator", "backend"), list(cases()))

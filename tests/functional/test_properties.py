@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bistoch
-from bistoch.functional.elastic.api import BACKENDS
+from functional.quick_backends import BACKENDS
 
 # padding of keys alone is drawn on purpose
 pytestmark = pytest.mark.filterwarnings("ignore::bistoch.PaddingWarning")

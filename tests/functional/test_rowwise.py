@@ -106,7 +106,7 @@ def test_the_sink_joins_the_maximum(level, logit):
 def test_a_sink_per_head_learns():
     q, k, v = torch.randn(3, 2, 3, 5, 4, dtype=torch.float64).unbind()
     logit = torch.randn(3, dtype=torch.float64, requires_grad=True)
-    for backend in bistoch.OPERATORS["sink"].backends:
+    for backend in ("reference", "streaming", "cpu"):
         assert torch.autograd.gradcheck(
             lambda s, backend=backend: bistoch.sink_attention(q, k, v, logit=s, backend=backend),
             (logit,),

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import bistoch
-from bistoch.functional.elastic import BACKENDS
 from bistoch.lab.bench.memory import allocated_by
+from functional.quick_backends import BACKENDS
 
 N, M, D, E = 7, 11, 5, 3
 

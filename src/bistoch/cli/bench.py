@@ -21,7 +21,10 @@ Rounds = Annotated[
 Operators = Annotated[bool, option("Time every operator with its default options.", "--operators")]
 Causal = Annotated[bool, option("Time causal balance against causal softmax.", "--causal")]
 Flows = Annotated[bool, option("Time a step of a heat flow against other libraries.", "--flows")]
-
+CompileTable = Annotated[
+    bool,
+    option("Compile the GPU kernels for GPUs that are not here, time nothing.", "--compile-table"),
+]
 Out = Annotated[Path, option("Folder for JSON and figure.", file_okay=False)]
 
 
@@ -40,6 +43,7 @@ def bench(
     causal: Causal = False,
     flows: Flows = False,
     device: Device = "cpu",
+    compile_table: CompileTable = False,
     out: Out = Path("bench-results"),
 ) -> None:
     """Check results against the reference, then time them relative to softmax attention.
@@ -48,6 +52,12 @@ def bench(
     """
     from bistoch.lab.bench import Options, run_bench
 
+    if compile_table:
+        from bistoch.lab.gpu.table import run_compile_table
+
+        out.mkdir(parents=True, exist_ok=True)
+        run_compile_table(out, Console())
+        return
     options = Options(
         n=tuple(n or ()), heads=heads, dim=dim, lam=lam, iters=iters, threads=threads,
         rounds=rounds, backward=backward, quick=quick, operators=operators, causal=causal,

@@ -17,6 +17,9 @@ Seeds = Annotated[
 Epochs = Annotated[
     int | None, option("Epochs of a study that trains by epochs.", default="the study's", min=1)
 ]
+OtherDevice = Annotated[
+    str | None, option("cpu, cuda, or cuda:1 for a certain GPU.", default="a GPU, if there is one")
+]
 Out = Annotated[Path, option("Folder for results.", file_okay=False)]
 
 
@@ -26,6 +29,7 @@ def reproduce(
     smoke: Annotated[bool, option("A run of seconds that only tests the code.", "--smoke")] = False,
     seed: Seeds = None,
     epochs: Epochs = None,
+    device: OtherDevice = None,
     out: Out = Path("reproduce-results"),
 ) -> None:
     """Repeat a published experiment: measure, compare with the paper, and write a report.
@@ -45,6 +49,6 @@ def reproduce(
     seeds = tuple(seed) if seed else (0,) if smoke else study.seeds
     if epochs is not None and study.epochs is None:
         raise ValueError(f"reproduce: {name} does not train by epochs; leave --epochs out")
-    settings = Settings(out=out, seeds=seeds, smoke=smoke, epochs=epochs)
+    settings = Settings(out=out, seeds=seeds, smoke=smoke, epochs=epochs, device=device)
     out.mkdir(parents=True, exist_ok=True)
     run_study(study, settings, console)

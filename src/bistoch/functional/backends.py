@@ -33,6 +33,8 @@ class Backend(NamedTuple):
     plan: Callable[[Any], Any] = lambda _: None
     # whether it finds a NaN or an infinity by itself; others get numbers only
     looks: bool = False
+    # whether it takes tokens in the half precision that they came in; others get float32
+    halves: bool = False
 
     def runs_on(self, device: torch.device) -> bool:
         """Whether it works on tensors that are there."""

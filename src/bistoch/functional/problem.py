@@ -33,7 +33,8 @@ class Scores(NamedTuple):
     @property
     def like(self) -> Tensor:
         """A tensor of the working precision, where all others are."""
-        return self.query
+        # tokens may be of half precision
+        return self.sharpness
 
 
 class GivenScores(NamedTuple):

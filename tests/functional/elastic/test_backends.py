@@ -5,7 +5,7 @@ import torch
 
 import bistoch
 from bistoch.functional.elastic import tiles
-from bistoch.functional.elastic.api import BACKENDS
+from functional.quick_backends import BACKENDS
 
 FAST = [backend for backend in BACKENDS if backend != "reference"]
 N, M, D, E = 13, 17, 5, 3

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import bistoch
-from bistoch.functional.elastic.api import BACKENDS
+from functional.quick_backends import BACKENDS
 
 N, M = 13, 17
 

@@ -5,7 +5,7 @@ import torch
 
 import bistoch
 from bistoch.functional.elastic import tiles
-from bistoch.functional.elastic.api import BACKENDS
+from functional.quick_backends import BACKENDS
 
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 N, M = 13, 17

@@ -5,8 +5,8 @@ import torch
 
 import bistoch
 from bistoch.functional.elastic import tiles
-from bistoch.functional.elastic.api import BACKENDS
 from bistoch.functional.elastic.cpu import launch
+from functional.quick_backends import BACKENDS
 
 FAST = [backend for backend in BACKENDS if backend != "reference"]
 N, M, D = 13, 17, 5

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import bistoch
-from bistoch.functional.elastic.api import BACKENDS
 from bistoch.lab.bench.memory import allocated_by
+from functional.quick_backends import BACKENDS
 
 MIB = 1 << 20
 LINEAR = [backend for backend in BACKENDS if backend != "reference"]

@@ -5,11 +5,11 @@ import torch
 
 import bistoch
 from bistoch.functional.elastic import pace, streaming
-from bistoch.functional.elastic.api import BACKENDS
 from bistoch.functional.elastic.cpu.solve import SHORTEST
 from bistoch.functional.elastic.pace import LONGEST
 from bistoch.functional.pose import BalanceOptions, ScoreOptions, pose
 from bistoch.functional.problem import dense_scores
+from functional.quick_backends import BACKENDS
 
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 every_fast_backend = pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "reference"])

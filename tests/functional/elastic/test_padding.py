@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import bistoch
-from bistoch.functional.elastic.api import BACKENDS
+from functional.quick_backends import BACKENDS
 
 LENGTHS = [(7, 11), (4, 11), (7, 5), (3, 2)]
 N, M = 7, 11

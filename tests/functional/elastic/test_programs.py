@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bistoch
-from bistoch.functional.elastic.api import BACKENDS
+from functional.quick_backends import BACKENDS
 
 N, M, D = 7, 11, 5
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from bistoch.functional.elastic.api import BACKENDS
 from bistoch.functional.matching.slack import BACKENDS as SLACK_BACKENDS
+from functional.quick_backends import BACKENDS
 
 N, M = 7, 11
 FORMS = {

@@ -207,5 +207,9 @@ def test_settings(tmp_path):
         Settings(out=tmp_path, seeds=(1, 1))
     with pytest.raises(ValueError, match="a smoke run has epochs of its own"):
         Settings(out=tmp_path, smoke=True, epochs=3)
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="reproduce: device must be cpu here"):
+            Settings(out=tmp_path, device="cuda")
+    assert Settings(tmp_path, (0,), device="cpu").command("x").endswith("--seed 0 --device cpu")
     settings = Settings(out=tmp_path, seeds=(0,), epochs=3)
     assert settings.command("x") == "bistoch reproduce x --seed 0 --epochs 3"

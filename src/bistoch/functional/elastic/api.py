@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bistoch.functional import inputs
 from bistoch.functional._masks import read_bias
-from bistoch.functional.backends import HAS_NUMBA, Backend, choose_backend
+from bistoch.functional.elastic.backends import choose
 from bistoch.functional.elastic.broken import cleaned, prepared, shown, shown_plan
 from bistoch.functional.elastic.scores import pose_given
 from bistoch.functional.inputs import Mask, Option
@@ -16,21 +16,12 @@ from bistoch.functional.pose import BalanceOptions, ScoreOptions, flatten, pose
 from bistoch.functional.precision import full_precision
 from bistoch.functional.problem import (
     Balance,
-    GivenScores,
     Problem,
-    Scores,
     Solution,
     Steps,
     no_values,
     with_row_mass,
 )
-
-_MODULES = {
-    "reference": "bistoch.functional.elastic.reference",
-    "streaming": "bistoch.functional.elastic.streaming",
-    "cpu": "bistoch.functional.elastic.cpu.backend",
-}
-BACKENDS = tuple(_MODULES)
 
 # the column error below which a run without a tolerance of its own is called converged
 CONVERGED = 1e-3
@@ -100,7 +91,8 @@ def elastic_attention(
             total. By default every real key gets the same.
         scale: factor of the dot products, by default `1/sqrt(d)`.
         backend: "auto", "reference" (readable, keeps n x m), "streaming" (any device, memory
-            linear in n + m) or "cpu" (Numba kernels, close to the price of softmax).
+            linear in n + m), "cpu" (Numba kernels, close to the price of softmax) or "triton"
+            (kernels for GPUs, docs/gpu.md).
 
     >>> import torch, bistoch
     >>> q, k, v = torch.randn(3, 2, 8, 5, 4).unbind()
@@ -326,7 +318,7 @@ def balance_scores(
 ) -> Tensor:
     """The plan of scores that exist already, for a function that calls itself `operator`."""
     problem = pose_given(operator, scores, pairs, options)
-    chosen = _choose(operator, problem.scores, backend)
+    chosen = choose(operator, problem.scores, backend)
     found = chosen.plan(problem)
     if found is not None:
         plan, error = found
@@ -346,9 +338,13 @@ def attend(
     batch = inputs.check_tokens(operator, query, key, value)
     problem = pose(operator, batch, query, key, pairs, balance)
     values = flatten(value, batch)
-    chosen = _choose(operator, problem.scores, backend)
+    chosen = choose(operator, problem.scores, backend, values.shape[2])
     # as in `solve`, which would be one more frame above every kernel
     clean, values, broken = prepared(chosen, problem, values)
+    if chosen.halves and query.dtype != clean.scores.query.dtype:
+        # as they came, or zero: nothing is lost
+        tokens = (clean.scores.query.to(query.dtype), clean.scores.key.to(query.dtype))
+        clean = clean._replace(scores=clean.scores._replace(query=tokens[0], key=tokens[1]))
     found = _finish(problem.balance, chosen.solve(clean, values), broken)
     warn_if_far(operator, problem.balance, found.error)
     return found.output.reshape(*batch, *found.output.shape[1:]).to(query.dtype)
@@ -361,7 +357,7 @@ def make_plan(
     """The plan of a member of the family that calls itself `operator`."""
     batch = inputs.check_tokens(operator, query, key)
     problem = pose(operator, batch, query, key, pairs, balance)
-    chosen = _choose(operator, problem.scores, backend)
+    chosen = choose(operator, problem.scores, backend)
     clean, _, broken = cleaned(problem, None)
     found = chosen.solve(clean, no_values(problem.scores))
     plan = shown_plan(clean, found, broken)
@@ -371,13 +367,9 @@ def make_plan(
 
 def solve(operator: str, problem: Problem, value: Tensor, backend: str) -> Solution:
     """Hand a problem to its backend; whether a tolerance was reached is for the caller to say."""
-    chosen = _choose(operator, problem.scores, backend)
+    chosen = choose(operator, problem.scores, backend, value.shape[2])
     clean, value, broken = prepared(chosen, problem, value)
     return _finish(problem.balance, chosen.solve(clean, value), broken)
-
-
-def _choose(operator: str, scores: Scores | GivenScores, backend: str) -> Backend:
-    return choose_backend(operator, backend, _MODULES, scores.like.device, _fastest(scores))
 
 
 def _finish(balance: Balance, found: Solution, broken: Tensor | None) -> Solution:
@@ -397,8 +389,3 @@ def warn_if_far(
             f"tol={steps.tol:g}; {remedy}",
             ConvergenceWarning,
         )
-
-
-def _fastest(scores: Scores | GivenScores) -> str:
-    """What "auto" stands for: the kernels, where they can run, whatever the sizes."""
-    return "cpu" if scores.like.device.type == "cpu" and HAS_NUMBA else "streaming"

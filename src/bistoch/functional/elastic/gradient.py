@@ -35,8 +35,10 @@ def backward(
     replays = []
     for part in parts(problem.scores):
         some = part.batch
-        # with a tolerance a part may have stopped early: what was not written is not read
-        iters = int(solution.iterations[some].max())
+        iters = history.omega.shape[1]
+        if balance.tol is not None:
+            # a part may have stopped early: what was not written is not read
+            iters = int(solution.iterations[some].max())
         replays.append(
             _Replay(
                 part,

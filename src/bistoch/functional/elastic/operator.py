@@ -137,28 +137,35 @@ _RESULTS = (*Solution._fields, *(f"{name}_history" for name in History._fields))
 
 
 def register(
-    name: str, forward: Forward, backward: Backward, *, fills: bool = False
+    name: str,
+    forward: Forward,
+    backward: Backward,
+    *,
+    fills: bool = False,
+    make_history: Callable[..., History] | None = None,
 ) -> Callable[[Problem, Tensor], Solution]:
     """Register `bistoch::name` and its backward; return the function that solves with it.
 
     What compilers, exporters and transforms see is the registered operator. A plain call in eager
     mode goes past the dispatcher, whose Python layers would cost more than a small problem.
+    A backend whose history has other shapes brings the function that makes room for it.
     """
+    new_history = empty_history if make_history is None else make_history
 
     def run_forward(*arguments):
         *fields, iters, tol, keep_history = arguments
         inputs = Inputs._make(fields)
         problem, value = inputs.problem(iters, tol), inputs.value
-        solution, history = empty(problem, value), empty_history(problem, keep_history)
+        solution, history = empty(problem, value), new_history(problem, keep_history)
         with no_autocast(value.device):
             forward(problem, value, solution, history if keep_history else None)
         return (*solution, *history)
 
-    def run_backward(inputs, solution, history, upstream, bias_too, shards=None):
-        iters = history.row.shape[1]
+    def run_backward(inputs, solution, history, upstream, bias_too, tol, shards=None):
+        iters = history.omega.shape[1]
         grads = room(inputs, bias_too, fills)
         with no_autocast(inputs.value.device):
-            problem = inputs.problem(iters, None, shards)
+            problem = inputs.problem(iters, tol, shards)
             backward(problem, inputs.value, solution, history, upstream, grads)
         return grads
 
@@ -173,27 +180,27 @@ def register(
         *fields, iters, tol, keep_history = arguments
         inputs = Inputs._make(fields)
         problem = inputs.problem(iters, tol)
-        return (*empty(problem, inputs.value), *empty_history(problem, keep_history))
+        return (*empty(problem, inputs.value), *new_history(problem, keep_history))
 
     def from_arguments(arguments):
         rest = iter(arguments)
         upstream = take(Upstream, rest)
         inputs, solution, history = (take(kind, rest) for kind in (Inputs, Solution, History))
-        (bias_too,) = rest
-        return inputs, solution, history, upstream, bias_too
+        bias_too, tol = rest
+        return inputs, solution, history, upstream, bias_too, tol
 
     backward_op = torch.library.custom_op(
         f"bistoch::{name}_backward",
         lambda *arguments: tuple(run_backward(*from_arguments(arguments))),
         mutates_args=(),
         schema=f"({', '.join(f'Tensor {field}_grad' for field in Upstream._fields)}, {_INPUTS}, "
-        f"{', '.join(f'Tensor {field}' for field in _RESULTS)}, bool bias_too) -> "
+        f"{', '.join(f'Tensor {field}' for field in _RESULTS)}, bool bias_too, float? tol) -> "
         f"({', '.join('Tensor' for _ in Gradients._fields)})",
     )
 
     @backward_op.register_fake
     def _(*arguments):
-        inputs, *_, bias_too = from_arguments(arguments)
+        inputs, *_, bias_too, _ = from_arguments(arguments)
         return tuple(room(inputs, bias_too, fills))
 
     def setup_context(ctx, inputs, output) -> None:
@@ -212,7 +219,7 @@ def register(
             # a program that was exported for inference, and is differentiated all the same
             inputs = take(Inputs, iter(saved))
             saved = (*inputs, *forward_op(*inputs, iters, tol, True))
-        grads = backward_op(*upstream, *saved, needed.mask or needed.given)
+        grads = backward_op(*upstream, *saved, needed.mask or needed.given, tol)
         # neither iters, tol nor keep_history has one
         return *_by_input(Gradients._make(grads), needed), None, None, None
 
@@ -224,9 +231,10 @@ def register(
         def forward(ctx, iters, tol, shards, *fields):
             inputs, ctx.shards = Inputs._make(fields), shards
             problem, value = inputs.problem(iters, tol, shards), inputs.value
-            solution, history = empty(problem, value), empty_history(problem)
+            solution, history = empty(problem, value), new_history(problem)
             forward(problem, value, solution, history)
             ctx.save_for_backward(*fields, *solution, *history)
+            ctx.tol = tol
             ctx.mark_non_differentiable(solution.error, solution.iterations, *history)
             # what is not used, all of the history too, would else arrive as zeros
             ctx.set_materialize_grads(False)
@@ -242,7 +250,7 @@ def register(
                 upstream = upstream._replace(output=torch.zeros_like(solution.output))
             needed = Inputs._make(ctx.needs_input_grad[3:])
             bias_too = needed.mask or needed.given
-            grads = run_backward(inputs, solution, history, upstream, bias_too, ctx.shards)
+            grads = run_backward(inputs, solution, history, upstream, bias_too, ctx.tol, ctx.shards)
             return None, None, None, *_by_input(grads, needed)
 
     def solve(problem: Problem, value: Tensor) -> Solution:

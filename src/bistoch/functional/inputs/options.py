@@ -280,6 +280,15 @@ def refuse_watcher(operator: str, backend: str, watcher: str) -> None:
     )
 
 
+def refuse_triton(operator: str, dtype: torch.dtype, features: int, values: int) -> None:
+    """Refuse tokens and values that the kernels of the backend "triton" do not know."""
+    raise NotImplementedError(
+        f'{operator}: the backend "triton" works on float16, bfloat16 and float32 tokens and '
+        f"values of at most 256 features, but here it would work in {dtype} on {features} and "
+        f'{values} features; choose backend="streaming"'
+    )
+
+
 def check_choice(operator: str, name: str, value: str, choices: Sequence[str]) -> None:
     """Check a word against the words that are known."""
     if isinstance(value, str) and value in choices:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bistoch.functional import inputs
 from bistoch.functional._masks import FORBIDDEN, read_bias
-from bistoch.functional.elastic.api import BACKENDS
+from bistoch.functional.elastic.backends import BACKENDS
 from bistoch.functional.elastic.scores import over_eps, with_mask
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.matching import bins, slack

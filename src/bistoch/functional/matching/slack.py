@@ -53,6 +53,11 @@ def _choose(backend: str, scores: Tensor) -> str:
     on_cpu = scores.device.type == "cpu"
     if backend == "auto":
         return "cpu" if on_cpu and not torch.compiler.is_compiling() else "streaming"
+    if backend not in BACKENDS:
+        raise BackendUnavailableError(
+            f"match: prices are worked on by the backends {', '.join(BACKENDS)}, but backend is "
+            f"{backend!r}; choose one of them, or pass a bin_score instead of prices"
+        )
     if backend == "cpu" and not on_cpu:
         raise BackendUnavailableError(
             f'the backend "cpu" works on CPU tensors, but these are on {scores.device}; move them '

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bistoch.functional.elastic.operator import refuse_tangents
-from bistoch.functional.elastic.tiles import TILE_ELEMENTS
+from bistoch.functional.elastic.tiles import tile_elements
 from bistoch.functional.precision import no_autocast
 from bistoch.functional.problem import forbid, row_softmax
 from bistoch.functional.sliced.reference import Problem
@@ -77,9 +77,9 @@ class _Places(NamedTuple):
 
     def tiles(self, eps: Tensor) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
         """Parts of the batch and ranges of rows, with their gaps and their rows of T."""
-        size, n = self.x.shape
-        height = max(1, min(n, TILE_ELEMENTS // n))
-        together = max(1, TILE_ELEMENTS // (height * n))
+        (size, n), budget = self.x.shape, tile_elements(self.x.device)
+        height = max(1, min(n, budget // n))
+        together = max(1, budget // (height * n))
         for start in range(0, size, together):
             some = slice(start, min(start + together, size))
             for top in range(0, n, height):

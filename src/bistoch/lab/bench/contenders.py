@@ -59,7 +59,8 @@ class Contender:
 
     `package` is the library it needs, which then runs in a process of its own. `efforts` multiplies
     the iterations of one that takes other steps to the limit: the first that suffices is timed.
-    `longest` is the number of tokens beyond which it is not run.
+    `longest` is the number of tokens beyond which it is not run. `tolerance` is what one that
+    computes in half precision may be off by.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Contender:
     any_lam: bool = True
     efforts: tuple[int, ...] = (1,)
     longest: int | None = None
+    tolerance: float = 0.0
 
     @property
     def dense(self) -> bool:
@@ -106,28 +108,28 @@ def torch_calls(function: Callable[..., Tensor], task: Task) -> Calls:
     return Calls(forward, train, lambda result: result)
 
 
-def attention_contenders() -> dict[str, Contender]:
-    """Softmax attention, every backend of the elastic operator, and two dense codes.
+def attention_contenders(device: str = "cpu") -> dict[str, Contender]:
+    """Softmax attention, every backend of the elastic operator on a device, and two dense codes.
 
     >>> list(attention_contenders())[:2]
     ['sdpa', 'elastic reference']
     """
     return _by_name(
         Contender(SDPA, _call(scaled_dot_product_attention), "softmax"),
-        *_backends("elastic", elastic_attention, "elastic"),
+        *_backends("elastic", elastic_attention, "elastic", device),
         Contender("dense log-domain", _prepare_dense_log, "elastic", keeps_graph),
         Contender("dense scaling", _prepare_dense_scaling, "elastic", lambda *_: 5),
     )
 
 
-def balance_contenders() -> dict[str, Contender]:
-    """The plain torch loop, and `balance` by every backend.
+def balance_contenders(device: str = "cpu") -> dict[str, Contender]:
+    """The plain torch loop, and `balance` by every backend on a device.
 
     >>> next(iter(balance_contenders()))
     'plain loop'
     """
     loop = Contender(LOOP, _prepare_plain_loop, "balance", keeps_graph)
-    return _by_name(loop, *_backends("balance", balance, "balance"))
+    return _by_name(loop, *_backends("balance", balance, "balance", device))
 
 
 def operator_contenders() -> dict[str, Contender]:
@@ -167,8 +169,11 @@ def _by_name(*rows: Contender) -> dict[str, Contender]:
     return {row.name: row for row in rows}
 
 
-def _backends(name: str, function: Callable[..., Tensor], expected: str) -> list[Contender]:
+def _backends(
+    name: str, function: Callable[..., Tensor], expected: str, device: str
+) -> list[Contender]:
     """One of ours by every backend, with the elasticity and the iterations of the task."""
+    elsewhere = "triton" if device == "cpu" else "cpu"
 
     def bind(backend: str, task: Task) -> Calls:
         lam, iters = task.setting.lam, task.setting.iters
@@ -179,7 +184,7 @@ def _backends(name: str, function: Callable[..., Tensor], expected: str) -> list
             f"{name} {backend}", partial(bind, backend), expected,
             keeps_graph if backend == "reference" else _linear,
         )
-        for backend in OPERATORS["elastic"].backends
+        for backend in OPERATORS["elastic"].backends if backend != elsewhere
     ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import torch
 from bistoch.lab.bench import cases, contenders
 from bistoch.lab.bench.cases import Case, Direction, Scores, Setting
 from bistoch.lab.bench.contenders import SDPA, Contender
+from bistoch.lab.bench.half import half_contenders
 from bistoch.lab.bench.heat import FEWEST, heat_contenders
 from bistoch.lab.bench.measure import Entry, TimeLimits
 from bistoch.lab.bench.peers import PACKAGES, missing_packages, peer_contenders
@@ -195,17 +196,23 @@ def _other_shapes(options: Options) -> Iterator[Group]:
     if options.n:
         return
     images, matrices = cases.vit_batch(), cases.small_matrices(MATRICES)
-    small = tuple(Entry(row, cases.BALANCE) for row in contenders.balance_contenders().values())
+    small = tuple(
+        Entry(row, cases.BALANCE) for row in contenders.balance_contenders(options.device).values()
+    )
     for way in options.directions[-1:] if options.quick else options.directions:
         yield Group(None, images, way, _torch_entries(images, options))
         yield Group(None, matrices, way, small)
 
 
 def _torch_entries(case: Case, options: Options) -> tuple[Entry, ...]:
-    sdpa, *others = contenders.attention_contenders().values()
+    sdpa, *others = contenders.attention_contenders(options.device).values()
+    if options.device != "cpu":
+        others += half_contenders().values()
     entries = [Entry(sdpa, Setting())]
     for row in others:
-        if case.n <= LONG or not row.dense:
+        if not row.takes_setting:
+            entries.append(Entry(row, Setting()))
+        elif case.n <= LONG or not row.dense:
             wanted = options.settings[:1] if row.dense else options.settings
             entries += [Entry(row, setting) for setting in wanted]
     return tuple(entries)

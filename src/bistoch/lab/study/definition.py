@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
+from bistoch.lab.device import read_device
 from bistoch.lab.files import write_whole
 from bistoch.lab.report import Report, Table
 from bistoch.lab.stats import Verdict
@@ -30,15 +31,19 @@ class Settings:
 
     `smoke` is a run of seconds that shows that everything works and nothing else. `epochs` are
     those of a training; None is as many as the study has. Results go to a folder of `out` with the
-    name of the study, trained networks to `out/networks`, where all studies find them.
+    name of the study, trained networks to `out/networks`, where all studies find them. `device` is
+    "cpu" or "cuda:0"; None is the accelerator of this machine, if it has one.
     """
 
     out: Path
     seeds: tuple[int, ...] = (0, 1)
     smoke: bool = False
     epochs: int | None = None
+    device: str | None = None
 
     def __post_init__(self) -> None:
+        if self.device is not None:
+            read_device(self.device, "reproduce")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"reproduce: seeds must be different, but they are {self.seeds}")
         if self.epochs is not None and self.smoke:
@@ -55,7 +60,8 @@ class Settings:
         """
         seeds = "".join(f" --seed {seed}" for seed in self.seeds)
         epochs = "" if self.epochs is None else f" --epochs {self.epochs}"
-        return f"bistoch reproduce {study}{' --smoke' * self.smoke}{seeds}{epochs}"
+        device = "" if self.device is None else f" --device {self.device}"
+        return f"bistoch reproduce {study}{' --smoke' * self.smoke}{seeds}{epochs}{device}"
 
 
 class Cell(NamedTuple):
@@ -89,7 +95,9 @@ class Context:
 
     @property
     def device(self) -> torch.device:
-        """The accelerator of this machine, or its CPU."""
+        """The device that was asked for, or the accelerator of this machine, or its CPU."""
+        if self.runner.settings.device is not None:
+            return torch.device(self.runner.settings.device)
         if torch.accelerator.is_available():
             return torch.accelerator.current_accelerator() or torch.device("cpu")
         return torch.device("cpu")

@@ -1,0 +1,107 @@
+"""How many tokens a program owns and walks over at a time, by kernel and width of the tokens."""
+
+from typing import Any, NamedTuple
+
+from bistoch.functional.kernels.gpu import power_of_two, width
+from bistoch.functional.problem import Problem, Scores
+
+
+class Blocks(NamedTuple):
+    """Tokens that a program owns, tokens of a step of its walk, warps and pipeline stages."""
+
+    x: int
+    y: int
+    warps: int
+    stages: int
+
+    def count(self, length: int) -> int:
+        """How many programs share out so many tokens."""
+        return -(-length // self.x)
+
+    def arguments(self) -> dict[str, Any]:
+        """As a kernel takes them."""
+        return {
+            "BLOCK_X": self.x, "BLOCK_Y": self.y, "num_warps": self.warps,
+            "num_stages": self.stages,
+        }  # fmt: skip
+
+
+# by kernel and whether tokens are of half precision, for widths up to 64, 128 and 256: the largest
+# that spill no register (docs/gpu.md says for which GPUs that was checked)
+TABLE = {
+    ("steps", True): (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2)),
+    ("output", True): (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
+    ("values", True): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 16, 4, 1)),
+    ("tokens", True): (Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
+    ("bias", True): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
+    ("steps", False): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
+    ("output", False): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
+    ("values", False): (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
+    ("tokens", False): (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
+    ("bias", False): (Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
+}
+
+
+def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
+    """The blocks of a kernel for tokens and values of a width, and for the dtype of tokens."""
+    widest = max(arguments["WIDTH"], width(arguments.get("VALUES", 0)))
+    half = arguments["query"].dtype.itemsize == 2
+    return TABLE[kernel, half][0 if widest <= 64 else 1 if widest <= 128 else 2]
+
+
+# entries of the scores of a head, in powers of two, that 8 warps hold in 16 registers each; fewer
+# if it is made of float32 tokens, whose products take most registers
+LARGEST_HEAD = 64 * 64
+LARGEST_SINGLE_HEAD = 32 * 32
+# numbers of a tile of tokens, one per feature, that fit shared memory beside another one
+LARGEST_TOKENS = 64 * 64
+# entries that the small heads of one program have together
+GROUPED = 2048
+
+
+class Heads(NamedTuple):
+    """Heads that one program holds side by side, their sizes in powers of two, and its warps."""
+
+    group: int
+    n: int
+    m: int
+    warps: int
+
+    def programs(self, batch: int) -> int:
+        """How many programs share out a batch."""
+        return -(-batch // self.group)
+
+    def arguments(self) -> dict[str, Any]:
+        """As a kernel takes them."""
+        return {
+            "GROUP": self.group, "N": self.n, "M": self.m, "num_warps": self.warps,
+            "num_stages": 1,
+        }  # fmt: skip
+
+    @staticmethod
+    def fits(problem: Problem, features: int) -> bool:
+        """Whether a whole head of these sizes stays on chip, with its tokens and values."""
+        heads = heads_of(problem, features)
+        widest = max(_token_width(problem), width(features) if features else 0)
+        is_single = widest > 0 and not _is_half(problem)
+        largest = LARGEST_SINGLE_HEAD if is_single else LARGEST_HEAD
+        return heads.n * heads.m <= largest and max(heads.n, heads.m) * widest <= LARGEST_TOKENS
+
+
+def heads_of(problem: Problem, features: int) -> Heads:
+    """How many heads one program holds; one, if it multiplies their matrices."""
+    _, n, m = problem.scores.shape
+    multiplies = features > 0 or _token_width(problem) > 0
+    n, m = (max(power_of_two(length), 16 if multiplies else 2) for length in (n, m))
+    group = 1 if multiplies else max(1, GROUPED // (n * m))
+    return Heads(group, n, m, max(group * n * m // 512, 4 if multiplies else 1))
+
+
+def _is_half(problem: Problem) -> bool:
+    scores = problem.scores
+    return isinstance(scores, Scores) and scores.query.dtype.itemsize == 2
+
+
+def _token_width(problem: Problem) -> int:
+    scores = problem.scores
+    return width(scores.query.shape[2]) if isinstance(scores, Scores) else 0

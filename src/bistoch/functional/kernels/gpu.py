@@ -1,0 +1,104 @@
+"""Triton plumbing that knows no formula: is it here, who runs it, how tiles are multiplied.
+
+Nothing here imports Triton before a kernel is needed. Kernels run on CUDA and ROCm devices, or, for
+tests, on CPU tensors in Triton's interpreter, if `TRITON_INTERPRET=1` was set before the first use.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+
+from bistoch.functional.backends import BackendUnavailableError, assume_constant_result
+
+# found, but not imported: that is left to the first call of a kernel
+HAS_TRITON = find_spec("triton") is not None
+
+
+@cache
+def triton_module(name: str) -> Any:
+    """A module of `functional` that needs Triton, imported when first used."""
+    try:
+        return import_module(f"bistoch.functional.{name}")
+    except ImportError as error:
+        raise BackendUnavailableError(
+            'the backend "triton" needs Triton, which cannot be imported here; install it with '
+            "pip install 'bistoch[gpu]', or choose backend=\"streaming\""
+        ) from error
+
+
+# nothing for a compiler to trace
+@assume_constant_result
+def is_interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on CPU tensors."""
+    return HAS_TRITON and bool(import_module("triton").knobs.runtime.interpret)
+
+
+def device_type() -> str:
+    """The type of the tensors that kernels work on here."""
+    return "cpu" if is_interpreted() else "cuda"
+
+
+class Launch(NamedTuple):
+    """One launch of a kernel, as `record_launches` sees it."""
+
+    kernel: Any
+    programs: int
+    arguments: dict[str, Any]
+
+
+_recorders: list[tuple[list[Launch], bool]] = []
+
+
+def launch(kernel: Any, programs: int, /, **arguments: Any) -> None:
+    """Run so many programs of a kernel."""
+    for launches, _ in _recorders:
+        launches.append(Launch(kernel, programs, arguments))
+    if all(run for _, run in _recorders):
+        kernel[(programs,)](**arguments)
+
+
+@contextmanager
+def record_launches(*, run: bool = True) -> Iterator[list[Launch]]:
+    """A list of all launches while it is open, for tests, cost models and compilation.
+
+    Without `run` nothing is computed, and no device is needed.
+    """
+    _recorders.append(([], run))
+    try:
+        yield _recorders[-1][0]
+    finally:
+        _recorders.pop()
+
+
+def products(dtype: torch.dtype, hip: bool) -> str:
+    """How `tl.dot` multiplies the numbers of a dtype, so that their precision is kept.
+
+    Tensor cores of NVIDIA have no float32: three products of parts of 11 bits make one of 22. Half
+    precision tokens have at most 11 bits to begin with. AMD's matrix cores have float32.
+    """
+    if dtype in (torch.float16, torch.bfloat16):
+        return "tf32"
+    return "ieee" if hip or dtype == torch.float64 or is_interpreted() else "tf32x3"
+
+
+def power_of_two(number: int) -> int:
+    """The smallest one that is not below a number."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def width(features: int) -> int:
+    """The power of two that a tile of so many features takes; matrix units want 16 at least."""
+    return max(16, power_of_two(features))
+
+
+def chunk(features: int, dtype: torch.dtype) -> int:
+    """How many features of a tile are multiplied at a time, so that registers hold their parts.
+
+    Those of float32 are split in two for tensor cores, and take four times as many.
+    """
+    return min(width(features), 128 if dtype.itemsize == 2 else 32)

@@ -1,0 +1,65 @@
+"""Who competes on a GPU in bfloat16: the attention kernels of torch, and ours."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bistoch.functional import elastic_attention
+from bistoch.lab.bench.contenders import Calls, Contender, Task, torch_calls
+
+# bfloat16 has eight bits: what results and gradients may be off by, relative to their size
+TOLERANCE = 0.02
+
+
+def half_contenders() -> dict[str, Contender]:
+    """Softmax attention by each kernel of torch, with a bias by FlexAttention, and our kernels.
+
+    >>> list(half_contenders())
+    ['sdpa flash bf16', 'sdpa cudnn bf16', 'flex bias bf16', 'elastic triton bf16']
+    """
+    rows = [
+        Contender("sdpa flash bf16", _softmax("FLASH_ATTENTION"), "softmax", tolerance=TOLERANCE),
+        Contender("sdpa cudnn bf16", _softmax("CUDNN_ATTENTION"), "softmax", tolerance=TOLERANCE),
+        Contender("flex bias bf16", _prepare_flex, "softmax", tolerance=TOLERANCE),
+        Contender("elastic triton bf16", _prepare_elastic, "elastic", tolerance=TOLERANCE),
+    ]
+    return {row.name: row for row in rows}
+
+
+def _in_half(function: Callable[..., Tensor], task: Task) -> Calls:
+    """Calls with inputs that were rounded before, so that nobody is timed for it."""
+    half = task._replace(
+        inputs=tuple(x.bfloat16() for x in task.inputs), cotangent=task.cotangent.bfloat16()
+    )
+    calls = torch_calls(function, half)
+    return calls._replace(read=lambda result: tuple(x.float() for x in calls.read(result)))
+
+
+def _softmax(kernel: str) -> Callable[[Task], Calls]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        with sdpa_kernel(getattr(SDPBackend, kernel)):
+            return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+    return partial(_in_half, attend)
+
+
+def _prepare_flex(task: Task) -> Calls:
+    """FlexAttention with one number per key, as a plan with known potentials would have it."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    bias = torch.zeros(task.inputs[1].shape[-2], device=task.inputs[1].device)
+
+    def add(score: Tensor, b: Any, h: Any, i: Any, j: Any) -> Tensor:
+        return score + bias[j]
+
+    return _in_half(torch.compile(partial(flex_attention, score_mod=add)), task)
+
+
+def _prepare_elastic(task: Task) -> Calls:
+    lam, iters = task.setting.lam, task.setting.iters
+    return _in_half(partial(elastic_attention, lam=lam, iters=iters, backend="triton"), task)

@@ -1,0 +1,164 @@
+"""Every kernel compiled for GPUs that are not here: registers, spills, shared memory, occupancy."""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bistoch.functional.kernels.gpu import Launch, products
+
+
+class Device(NamedTuple):
+    """A GPU that kernels are compiled for, and what one of its multiprocessors holds."""
+
+    name: str
+    backend: str
+    arch: Any
+    warp: int
+    registers: int  # of 32 bits, of a multiprocessor, or of one lane of a SIMD
+    shared: int  # bytes that one program may have
+    shared_all: int  # bytes that all programs of a multiprocessor share
+    warps: int  # of a multiprocessor
+
+
+DEVICES = {
+    "sm_80": Device("A100", "cuda", 80, 32, 65536, 166912, 167936, 64),
+    "sm_90": Device("H100", "cuda", 90, 32, 65536, 232448, 233472, 64),
+    "sm_100": Device("B200", "cuda", 100, 32, 65536, 232448, 233472, 64),
+    "gfx942": Device("MI300X", "hip", "gfx942", 64, 512, 65536, 65536, 32),
+}
+
+
+class Compiled(NamedTuple):
+    """What one kernel of one launch needs on a device."""
+
+    kernel: str
+    target: str
+    registers: int
+    spills: int
+    shared: int
+    warps: int
+    occupancy: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing is spilled, and shared memory suffices."""
+        return self.spills == 0 and self.shared <= DEVICES[self.target].shared
+
+
+def compile_launch(launch: Launch, target: str) -> Compiled:
+    """Compile the kernel of a launch, specialised as it was launched."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    device = DEVICES[target]
+    kernel, given = launch.kernel, dict(launch.arguments)
+    options = {name: given.pop(name) for name in ("num_warps", "num_stages") if name in given}
+    if "PRECISION" in given:
+        given["PRECISION"] = products(_dtype(given["DOT"]), device.backend == "hip")
+    signature, constants, attributes = {}, {}, {}
+    for place, parameter in enumerate(kernel.params):
+        value = given[parameter.name]
+        kind = _kind(value, parameter.is_constexpr)
+        signature[parameter.name] = kind
+        if kind == "constexpr":
+            constants[parameter.name] = value
+        elif isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constants, attributes)
+    gpu = GPUTarget(device.backend, device.arch, device.warp)
+    made = triton.compile(source, target=gpu, options=options)
+    read = _read_nvidia if device.backend == "cuda" else _read_amd
+    registers, spills = read(made, target)
+    warps, shared = made.metadata.num_warps, made.metadata.shared
+    occupancy = _occupancy(device, registers, shared, warps)
+    return Compiled(kernel.__name__, target, registers, spills, shared, warps, occupancy)
+
+
+def distinct(launches: Iterable[Launch]) -> list[Launch]:
+    """Launches of different kernels, or of one that is specialised differently."""
+    found: dict[tuple[str, ...], Launch] = {}
+    for launch in launches:
+        key = [launch.kernel.__name__]
+        for parameter in launch.kernel.params:
+            value = launch.arguments[parameter.name]
+            kind = _kind(value, parameter.is_constexpr)
+            key.append(f"{parameter.name}={value if kind == 'constexpr' else kind}")
+        found.setdefault(tuple(key), launch)
+    return list(found.values())
+
+
+def _dtype(kind: Any) -> torch.dtype:
+    """The dtype of torch that a type of Triton stands for."""
+    names = {
+        "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64,
+    }  # fmt: skip
+    return names[str(kind)]
+
+
+def _kind(value: Any, is_constexpr: bool) -> str:
+    """The type of an argument, as Triton writes it."""
+    if is_constexpr or value is None:
+        return "constexpr"
+    if isinstance(value, Tensor):
+        names = {
+            torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32",
+            torch.float64: "fp64", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64",
+        }  # fmt: skip
+        return f"*{names[value.dtype]}"
+    if isinstance(value, float):
+        return "fp32"
+    return "i32" if -(1 << 31) <= value < 1 << 31 else "i64"
+
+
+def _read_nvidia(made: Any, target: str) -> tuple[int, int]:
+    """Registers of a thread, and bytes that it spills, from the assembler's own report.
+
+    Its options are those with which Triton calls it.
+    """
+    from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
+
+    arch = DEVICES[target].arch
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(made.asm["ptx"])
+        command = [
+            get_ptxas(arch).path, "-v", "-lineinfo", "--regAllocOptLevel=2",
+            f"--gpu-name={sm_arch_from_capability(arch)}", str(path),
+            "-o", str(Path(folder) / "kernel.cubin"),
+        ]  # fmt: skip
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
+    report = done.stderr
+    registers = int(re.findall(r"Used (\d+) registers", report)[0])
+    return registers, sum(int(bytes_) for bytes_ in re.findall(r"(\d+) bytes spill", report))
+
+
+def _read_amd(made: Any, target: str) -> tuple[int, int]:
+    """Vector registers of a lane, and how many are spilled, from the metadata of the assembly."""
+    text = made.asm["amdgcn"]
+    counts = {
+        name: sum(int(x) for x in re.findall(rf"\.{name}:\s*(\d+)", text))
+        for name in ("vgpr_count", "agpr_count", "vgpr_spill_count")
+    }
+    return counts["vgpr_count"], counts["vgpr_spill_count"]
+
+
+def _occupancy(device: Device, registers: int, shared: int, warps: int) -> float:
+    """The share of the warps of a multiprocessor that run at once."""
+    if device.backend == "cuda":
+        # a warp gets its registers in lots of 256, and so many programs fit side by side
+        lot = -(-registers * device.warp // 256) * 256
+        programs = min(device.registers // (lot * warps), device.warps // warps)
+    else:
+        # of the 512 registers of a lane of each of four SIMDs, in lots of 8; at most 8 waves each
+        waves = min(device.registers // max(-(-registers // 8) * 8, 1), device.warps // 4)
+        programs = 4 * waves // warps
+    if shared:
+        programs = min(programs, device.shared_all // shared)
+    return programs * warps / device.warps

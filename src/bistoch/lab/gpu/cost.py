@@ -1,0 +1,140 @@
+"""What the Triton kernels cost: launches, products, exponentials and bytes of a call, in a model.
+
+Counts are exact up to the edges of tiles; `tests/lab/gpu` compares them with what the interpreter
+does. From them, and the figures of a GPU, follow times that nobody has measured yet.
+"""
+
+from typing import NamedTuple
+
+FORWARD, BACKWARD = "forward", "backward"
+
+
+class Gpu(NamedTuple):
+    """Peak figures of a GPU by its maker: dense, without sparsity, per second."""
+
+    name: str
+    half: float  # flops of products of half precision
+    single: float  # flops of products of float32 tiles as the kernels make them: tf32, three times
+    exponentials: float
+    bandwidth: float  # bytes
+    launch: float  # seconds between two small kernels in a stream
+
+
+GPUS = {
+    # 132 multiprocessors at 1.755 GHz with 16 exponentials a cycle each
+    "H100": Gpu("H100 SXM", 989e12, 495e12, 132 * 16 * 1.755e9, 3.35e12, 3e-6),
+    # 304 compute units at 2.1 GHz with 16 exponentials a cycle each (4 SIMDs, a quarter rate)
+    "MI300X": Gpu("MI300X", 1307e12, 653e12, 304 * 16 * 2.1e9, 5.3e12, 6e-6),
+}
+
+
+class Work(NamedTuple):
+    """Work of a call, or of a part of it."""
+
+    launches: float = 0
+    half_flops: float = 0  # of products of tokens
+    single_flops: float = 0  # of products with plans and gradients, which are float32
+    exponentials: float = 0
+    bytes: float = 0  # of main memory, if every tile of the other side comes from the cache
+
+    def __add__(self, other: "Work") -> "Work":  # type: ignore[override]
+        return Work(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def times(self, count: float) -> "Work":
+        """So many of it."""
+        return Work(*(count * x for x in self))
+
+    def seconds(self, gpu: Gpu, overlap: bool) -> float:
+        """A lower bound; products and exponentials overlap fully, or one waits for the other."""
+        products = self.half_flops / gpu.half + self.single_flops / gpu.single
+        exponentials = self.exponentials / gpu.exponentials
+        busy = max(products, exponentials) if overlap else products + exponentials
+        return max(busy, self.bytes / gpu.bandwidth) + self.launches * gpu.launch
+
+
+def flash(heads: int, n: int, m: int, d: int) -> Work:
+    """Flash attention forward: two products, one exponential per pair."""
+    return Work(
+        1, 4.0 * heads * n * m * d, 0, 1.0 * heads * n * m, 2.0 * heads * (2 * n + 2 * m) * d
+    )
+
+
+def flash_backward(heads: int, n: int, m: int, d: int) -> Work:
+    """Flash attention backward: five products, one exponential per pair."""
+    read = 2.0 * heads * (5 * n + 4 * m) * d
+    return Work(2, 10.0 * heads * n * m * d, 0, 1.0 * heads * n * m, read)
+
+
+def long_forward(heads: int, n: int, m: int, d: int, iters: int) -> Work:
+    """Two passes an iteration, the output, and a look at the last residual."""
+    pairs, tokens = 1.0 * heads * n * m, 2.0 * heads * (n + m) * d
+    step = Work(1, 2 * pairs * d, 0, pairs, tokens + 4.0 * heads * (3 * n + 3 * m))
+    output = Work(1, 2 * pairs * d, 2 * pairs * d, pairs, tokens + 4.0 * heads * (n + m) * d)
+    return step.times(2 * iters) + output + Work(launches=1)
+
+
+def long_backward(heads: int, n: int, m: int, d: int, iters: int) -> Work:
+    """The values, two passes an iteration for the vectors, two with the rank-2T product."""
+    pairs, tokens = 1.0 * heads * n * m, 2.0 * heads * (n + m) * d
+    rank = -(-2 * iters // 32) * 32 if iters > 8 else max(16, 1 << (2 * iters - 1).bit_length())
+    rank = rank if iters else 0
+    values = Work(1, 2 * pairs * d, 4 * pairs * d, pairs, tokens + 4.0 * heads * (n + 2 * m) * d)
+    step = Work(1, 2 * pairs * d, 0, pairs, tokens + 4.0 * heads * (3 * n + 3 * m))
+    factors = 4.0 * heads * (n + m) * 2 * iters
+    last = Work(
+        1, 2 * pairs * d, pairs * (4 * d + 2 * rank), pairs, 2 * tokens + factors
+    )  # fmt: skip
+    # those of heads whose factors leave the range end at once
+    return values + step.times(2 * iters) + last.times(2) + Work(launches=2 if iters else 0)
+
+
+def short_forward(heads: int, n: int, m: int, d: int, iters: int) -> Work:
+    """One launch: products once, two exponentials per pair and iteration, and three at the end."""
+    pairs = 1.0 * heads * n * m
+    read = heads * (2.0 * (n + m) * d + 4.0 * (n + m) * d)
+    return Work(1, 2 * pairs * d, 2 * pairs * d, (2 * iters + 3) * pairs, read)
+
+
+def short_backward(heads: int, n: int, m: int, d: int, iters: int) -> Work:
+    """One launch: five products, two exponentials per pair and iteration, and one."""
+    pairs = 1.0 * heads * n * m
+    read = heads * (6.0 * (n + m) * d + 8.0 * iters * (n + m))
+    return Work(1, 2 * pairs * d, 8 * pairs * d, (2 * iters + 1) * pairs, read)
+
+
+# n and m up to which a whole head stays on chip
+SHORT = 64
+
+
+def ratio(
+    gpu: Gpu, n: int, iters: int, *, heads: int = 64, d: int = 64, overlap: bool = False
+) -> tuple[float, float]:
+    """Expected time over that of flash attention: forward, and forward with backward."""
+    short = n <= SHORT
+    ours = [
+        (short_forward if short else long_forward)(heads, n, n, d, iters),
+        (short_backward if short else long_backward)(heads, n, n, d, iters),
+    ]
+    theirs = [flash(heads, n, n, d), flash_backward(heads, n, n, d)]
+    forward, backward = (work.seconds(gpu, overlap) for work in ours)
+    flash_forward, flash_back = (work.seconds(gpu, overlap) for work in theirs)
+    return forward / flash_forward, (forward + backward) / (flash_forward + flash_back)
+
+
+def table(
+    gpu: Gpu, lengths: tuple[int, ...], iterations: tuple[int, ...], overlap: bool = False
+) -> str:
+    """Expected ratios as a table of Markdown: forward / forward with backward.
+
+    >>> print(table(GPUS["H100"], (256, 4096), (1, 5)))
+    | n | T = 1 | T = 5 |
+    | ---: | ---: | ---: |
+    | 256 | ... / ... | ... / ... |
+    | 4096 | ... / ... | ... / ... |
+    """
+    lines = ["| n | " + " | ".join(f"T = {t}" for t in iterations) + " |"]
+    lines.append("| ---: |" + " ---: |" * len(iterations))
+    for n in lengths:
+        pairs = (ratio(gpu, n, t, overlap=overlap) for t in iterations)
+        lines.append(f"| {n} | " + " | ".join(f"{a:.1f} / {b:.1f}" for a, b in pairs) + " |")
+    return "\n".join(lines)

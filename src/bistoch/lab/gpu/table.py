@@ -1,0 +1,107 @@
+"""The table behind `bistoch bench --compile-table`: every kernel, every width, every GPU."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import bistoch
+from bistoch.functional import backends
+from bistoch.functional.kernels.gpu import HAS_TRITON, Launch, is_interpreted, record_launches
+from bistoch.lab.files import write_whole
+from bistoch.lab.gpu.compiled import DEVICES, Compiled, compile_launch, distinct
+
+MODULE = "bistoch.functional.elastic.triton.backend"
+WIDTHS = (64, 128, 256)
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def run_compile_table(out: Path, console: Console, targets: tuple[str, ...] = ()) -> Path:
+    """Compile all kernels for all GPUs, print what they need, and write it as JSON.
+
+    Raises an error if a kernel spills registers, or needs more shared memory than there is.
+    """
+    if not HAS_TRITON or is_interpreted():
+        raise ValueError(
+            "bench: --compile-table needs Triton (pip install 'bistoch[gpu]'), and cannot use its "
+            "interpreter; unset TRITON_INTERPRET"
+        )
+    shown = Table("kernel", "tokens", *(f"{name} ({x.name})" for name, x in DEVICES.items()))
+    rows, bad = [], []
+    for title, launch in configurations():
+        found = [compile_launch(launch, target) for target in targets or DEVICES]
+        rows += [{"tokens": title, **one._asdict()} for one in found]
+        bad += [f"{one.kernel} of {title} on {one.target}" for one in found if not one.fits]
+        shown.add_row(launch.kernel.__name__, title, *map(_cell, found))
+        console.print(f"compiled {launch.kernel.__name__} of {title}", style="dim")
+    console.print(shown)
+    console.print("registers of a thread, shared memory in KiB, occupancy; bytes spilled if any")
+    path = out / "compile-table.json"
+    write_whole(path, json.dumps(rows, indent=1).encode())
+    if bad:
+        raise ValueError(f"bench: these kernels do not fit: {'; '.join(bad)}")
+    return path
+
+
+def configurations() -> Iterator[tuple[str, Launch]]:
+    """Launches of all kernels, each with the widths and dtypes that it is compiled for."""
+    for name, dtype in DTYPES.items():
+        for d in WIDTHS:
+            yield from _of(f"{name}, d = {d}", long_launches(dtype, d))
+        yield from _of(f"{name}, 32 x 32, d = 64", short_launches(dtype, 32))
+    yield from _of("bf16, 64 x 64, d = 64", short_launches(torch.bfloat16, 64))
+    for n in (4, 32, 64):
+        yield from _of(f"scores {n} x {n}", plan_launches(n))
+
+
+def _of(title: str, launches: list[Launch]) -> Iterator[tuple[str, Launch]]:
+    for launch in distinct(launches):
+        yield title, launch
+
+
+def long_launches(dtype: torch.dtype, d: int, tol: float | None = None) -> list[Launch]:
+    """All launches of a head of 256 tokens with a bias, forward and backward."""
+    tokens = torch.zeros(1, 256, d, dtype=dtype, requires_grad=True)
+    bias = torch.zeros(1, 256, 256, requires_grad=True)
+    return _launches(
+        lambda: bistoch.elastic_attention(
+            tokens, tokens, tokens, mask=bias, iters=2, tol=tol, backend="triton"
+        )
+    )
+
+
+def short_launches(dtype: torch.dtype, n: int) -> list[Launch]:
+    """The two launches of a short head."""
+    tokens = torch.zeros(1, n, 64, dtype=dtype, requires_grad=True)
+    return _launches(
+        lambda: bistoch.elastic_attention(tokens, tokens, tokens, iters=2, backend="triton")
+    )
+
+
+def plan_launches(n: int) -> list[Launch]:
+    """The two launches of many small matrices."""
+    scores = torch.zeros(5, n, n, requires_grad=True)
+    return _launches(lambda: bistoch.balance(scores, iters=2, backend="triton"))
+
+
+def _launches(call: Callable[[], Tensor]) -> list[Launch]:
+    """What a call and its gradient would launch on a GPU; nothing is computed."""
+    backends._load(MODULE)
+    here = backends._LOADED[MODULE]
+    # as if the tensors were on a GPU
+    backends._LOADED[MODULE] = here._replace(device="cpu")
+    try:
+        with record_launches(run=False) as launches:
+            call().sum().backward()
+    finally:
+        backends._LOADED[MODULE] = here
+    return launches
+
+
+def _cell(one: Compiled) -> str:
+    spilled = f", {one.spills} spilled" if one.spills else ""
+    return f"{one.registers}, {one.shared / 1024:.0f}, {one.occupancy:.0%}{spilled}"

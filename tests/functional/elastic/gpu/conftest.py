@@ -1,0 +1,35 @@
+import pytest
+import torch
+
+from bistoch.functional.elastic.triton import blocks
+
+# in Triton's interpreter if there is no GPU
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def _quick_interpreter():
+    if DEVICE == "cpu":
+        pytest.importorskip("triton")
+        from interpreter import patch_once
+
+        patch_once()
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of 16 tokens, so that few tokens are several of them; no head is a short one."""
+    from bistoch.functional.elastic.triton import differentiate, launch
+
+    for module in (launch, differentiate):
+        monkeypatch.setattr(module, "blocks_of", lambda *_: blocks.Blocks(16, 16, 4, 1))
+    monkeypatch.setattr(blocks, "LARGEST_HEAD", 0)
+    monkeypatch.setattr(blocks, "LARGEST_SINGLE_HEAD", 0)
+
+
+@pytest.fixture(params=["long", "short"])
+def form(request):
+    """Both forms of the kernels; those of the long one have several blocks."""
+    if request.param == "long":
+        request.getfixturevalue("small_blocks")
+    return request.param

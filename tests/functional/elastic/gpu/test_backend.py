@@ -1,0 +1,145 @@
+"""The backend "triton" in programs: who gets it, what it refuses, compilers and autocast."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+
+import bistoch
+from bistoch.functional.elastic import backends, triton
+from bistoch.functional.kernels import gpu
+
+
+def test_auto_takes_the_kernels_on_a_gpu_and_only_there(monkeypatch):
+    def fastest(device, dtype=torch.float32, features=64):
+        like = types.SimpleNamespace(device=torch.device(device), dtype=dtype)
+        return backends._fastest(types.SimpleNamespace(like=like), features)
+
+    monkeypatch.setattr(triton, "features_of", lambda scores: 64)
+    monkeypatch.setattr(triton, "is_interpreted", lambda: False)
+    assert fastest("cuda") == "triton"
+    assert fastest("cpu") == "cpu"
+    assert fastest("cuda", torch.float64) == "streaming"
+    assert fastest("cuda", features=257) == "streaming"
+    monkeypatch.setattr(backends, "HAS_TRITON", False)
+    assert fastest("cuda") == "streaming"
+
+
+def test_what_kernels_do_not_know_is_refused(monkeypatch):
+    q = torch.randn(2, 5, 300)
+    with pytest.raises(NotImplementedError, match=r'300 and 300 features; choose backend="stream'):
+        bistoch.elastic_attention(q, q, q, backend="triton")
+    monkeypatch.setattr(triton, "is_interpreted", lambda: False)
+    q = torch.randn(2, 5, 3, dtype=torch.float64)
+    with pytest.raises(NotImplementedError, match=r"^elastic_attention: .*torch\.float64"):
+        bistoch.elastic_attention(q, q, q, backend="triton")
+
+
+def test_prices_are_not_for_these_kernels():
+    scores = torch.randn(5, 7)
+    with pytest.raises(bistoch.BackendUnavailableError, match="reference, streaming, cpu"):
+        bistoch.match(scores, row_price=0.1, column_price=0.1, backend="triton")
+
+
+PROGRAM = """
+import sys
+sys.modules["triton"] = None
+import torch, bistoch
+from bistoch.functional.kernels.gpu import triton_module
+q = torch.randn(2, 5, 4)
+bistoch.elastic_attention(q, q, q)
+for call in (lambda: triton_module("elastic.triton.launch"),
+             lambda: bistoch.elastic_attention(q, q, q, backend="triton")):
+    try:
+        call()
+    except bistoch.BackendUnavailableError as error:
+        print(error)
+"""
+
+
+def test_without_triton_there_is_a_sentence():
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=240
+    )
+    missing, elsewhere = done.stdout.splitlines()
+    assert "pip install 'bistoch[gpu]'" in missing
+    assert (
+        'works on cuda tensors, but these are on cpu; move them, or choose backend="' in elsewhere
+    )
+
+
+@pytest.mark.slow
+def test_import_stays_light():
+    program = (
+        "import sys, torch, bistoch; q = torch.randn(2, 5, 4); bistoch.elastic_attention(q, q, q);"
+        "print('triton' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=True, capture_output=True, timeout=240)
+    assert done.stdout.strip() == b"False"
+
+
+def test_autocast_changes_nothing():
+    q = torch.randn(1, 5, 4)
+    wanted = bistoch.elastic_attention(q, q, q, iters=1, backend="triton")
+    with torch.autocast("cpu", torch.bfloat16):
+        found = bistoch.elastic_attention(q, q, q, iters=1, backend="triton")
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.slow
+def test_full_graphs_and_checkpointing():
+    q = torch.randn(1, 5, 4, requires_grad=True)
+
+    def attend(x):
+        return bistoch.elastic_attention(x, x, x, iters=2, backend="triton")
+
+    wanted = attend(q)
+    (wanted_grad,) = torch.autograd.grad(wanted.sin().sum(), q)
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    checkpointed = torch.utils.checkpoint.checkpoint(attend, q, use_reentrant=False)
+    for found in (compiled(q), checkpointed):
+        torch.testing.assert_close(found, wanted)
+        (grad,) = torch.autograd.grad(found.sin().sum(), q)
+        torch.testing.assert_close(grad, wanted_grad)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")
+@pytest.mark.parametrize("n", [61, 128, 509])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_device(n, dtype):
+    """The same rule as in the interpreter: at most twice the error of the reference."""
+    tokens = [torch.randn(2, 4, n, 64, device="cuda").to(dtype) for _ in range(3)]
+    results = []
+    for backend, kind in (("reference", torch.float64), ("reference", dtype), ("triton", dtype)):
+        leaves = [x.detach().to(kind).requires_grad_() for x in tokens]
+        result = bistoch.elastic_attention(*leaves, iters=5, backend=backend)
+        results.append((result, *torch.autograd.grad(result.float().sin().sum(), leaves)))
+    for exact, theirs, ours in zip(*results, strict=True):
+        error, own = ((x - exact).double().square().mean().sqrt() for x in (theirs, ours))
+        assert own <= 2 * error + 2 * n * torch.finfo(dtype).eps * exact.abs().max().clamp_min(1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")
+def test_a_cuda_graph_repeats_the_kernels():
+    q = torch.randn(2, 4, 256, 64, device="cuda")
+
+    def attend():
+        return bistoch.elastic_attention(q, q, q, iters=3, backend="triton")
+
+    wanted = attend()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = attend()
+    graph.replay()
+    assert torch.equal(found, wanted)
+
+
+def test_the_interpreter_is_what_runs_here():
+    if not torch.cuda.is_available():
+        assert gpu.is_interpreted()
+        assert gpu.device_type() == "cpu"

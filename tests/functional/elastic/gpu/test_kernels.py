@@ -1,0 +1,209 @@
+"""The Triton kernels against the reference: forward and all gradients, in the interpreter."""
+
+import pytest
+import torch
+
+import bistoch
+from bistoch.functional.kernels.gpu import record_launches
+
+N, M, D, E, HEADS = 19, 23, 5, 3, 2
+
+
+def normal(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def positive(*shape):
+    return torch.rand(*shape, dtype=torch.float64) + 0.5
+
+
+def problem(size=1.0, **more):
+    tokens = {"query": size * normal(HEADS, N, D), "key": normal(HEADS, M, D)}
+    return {**tokens, "value": normal(HEADS, M, E), **more}
+
+
+OPTIONS = {
+    "plain": lambda: ({}, {"iters": 2}),
+    "softmax": lambda: ({}, {"iters": 0}),
+    "tensors": lambda: (
+        {"lam": torch.rand(HEADS).double(), "omega": positive(HEADS), "eps": positive(HEADS),
+         "column_mass": positive(M)},
+        {"iters": 3},
+    ),
+    "mask": lambda: (
+        {},
+        {"iters": 2, "mask": mask_with_a_blind_row(), "query_mask": torch.arange(N) < N - 3,
+         "key_mask": torch.arange(M) < M - 4},
+    ),
+    "tolerance": lambda: ({}, {"iters": 6, "tol": 0.05}),
+    "extreme": lambda: ({"size": 300.0}, {"iters": 2}),
+}  # fmt: skip
+
+BIASES = {
+    "own": lambda: normal(HEADS, N, M),
+    "shared": lambda: normal(1, N, M),
+    "by column": lambda: normal(HEADS, 1, M),
+    "by row": lambda: normal(1, N, 1),
+}
+
+
+def mask_with_a_blind_row():
+    mask = torch.rand(HEADS, N, M) > 0.3
+    mask[0, 2] = False
+    return mask
+
+
+def run(backend, tensors, **options):
+    """Attention and the gradients of a fixed loss, in float64."""
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
+    q, k, v = (leaves.pop(name) for name in ("query", "key", "value"))
+    result = bistoch.elastic_attention(q, k, v, backend=backend, **leaves, **options)
+    weights = torch.linspace(-1, 9, result.numel(), dtype=torch.float64).reshape(result.shape).cos()
+    grads = torch.autograd.grad((result * weights).sum(), (q, k, v, *leaves.values()))
+    return (result.detach(), *grads)
+
+
+def compare(tensors, *, rtol=1e-9, **options):
+    wanted, found = (run(backend, tensors, **options) for backend in ("reference", "triton"))
+    for one, other in zip(wanted, found, strict=True):
+        torch.testing.assert_close(other, one, atol=1e-11, rtol=rtol)
+
+
+@pytest.mark.filterwarnings("ignore::bistoch.ConvergenceWarning")
+@pytest.mark.parametrize("name", OPTIONS)
+def test_as_the_reference(form, name):
+    more, options = OPTIONS[name]()
+    compare(problem(**more), **options)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    "name", ["shared", *(pytest.param(x, marks=pytest.mark.slow) for x in BIASES if x != "shared")]
+)
+def test_biases_have_gradients(name):
+    compare(problem(mask=BIASES[name]()), iters=2)
+
+
+@pytest.mark.slow
+def test_steps_that_are_chosen(form):
+    """With a tolerance and no omega; the same steps as the reference, and their gradient."""
+    compare(problem(), iters=5, tol=1e-3)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_features_in_chunks():
+    tensors = {"query": normal(1, 5, 70), "key": normal(1, 18, 70), "value": normal(1, 18, 67)}
+    compare(tensors, iters=1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("d", [1, 16, 64, 97, 128, 251, 256])
+@pytest.mark.parametrize("n", [1, 2, 17, 61])
+def test_any_size(n, d):
+    tensors = {"query": normal(1, n, d), "key": normal(1, M, d), "value": normal(1, M, d)}
+    compare(tensors, iters=2)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
+)
+def test_as_good_as_the_reference(form, dtype, assert_as_good_as_reference):
+    """Half precision tokens are read as they are; everything else is float32."""
+    assert_as_good_as_reference("triton", problem, dtype=dtype, draws=1, iters=2)
+
+
+@pytest.mark.parametrize("size", [30.0, pytest.param(1000.0, marks=pytest.mark.slow)])
+def test_extreme_scores_in_float32(form, size, assert_as_good_as_reference):
+    # a single draw says little where all depends on how a few scores are rounded
+    draws = 1 if size < 100 else 8
+    assert_as_good_as_reference("triton", lambda: problem(size=size), draws=draws, iters=2)
+
+
+def test_potentials_have_gradients(form):
+    q, k = normal(HEADS, N, D), normal(HEADS, M, D)
+    row_mass, start = positive(N), normal(M)
+    row_mass[3] = 0
+    results = []
+    for backend in ("reference", "triton"):
+        leaves = [x.clone().requires_grad_() for x in (q, k, row_mass, start)]
+        found = bistoch.elastic_potentials(
+            *leaves[:2], row_mass=leaves[2], start=leaves[3], iters=2, lam=0.7, backend=backend
+        )
+        loss = found.row.masked_fill(found.row.isinf(), 0).sin().sum() + found.column.cos().sum()
+        grads = torch.autograd.grad(loss, leaves)
+        results.append([found.row, found.column, found.error, *grads])
+        assert found.iterations.tolist() == [2] * HEADS
+    for wanted, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-11, rtol=1e-9)
+
+
+def test_nothing_of_n_x_m_is_in_memory():
+    n, m = 256, 320
+    q = torch.randn(1, n, 4, requires_grad=True)
+    k, v = torch.randn(1, m, 4), torch.randn(1, m, 3)
+    with record_launches(run=False) as launches:
+        bistoch.elastic_attention(q, k, v, iters=3, backend="triton").sum().backward()
+    sizes = [x.numel() for _, _, given in launches for x in given.values() if torch.is_tensor(x)]
+    # what is kept of three iterations
+    assert max(sizes) <= 2 * (3 + 1) * max(n, m)
+
+
+def test_launches():
+    """Long: two an iteration, three with a tolerance, both ways; short: one each way."""
+
+    def count(n, **options):
+        q = torch.randn(2, n, 4, requires_grad=True)
+        with record_launches(run=False) as forward:
+            result = bistoch.elastic_attention(q, q, q, iters=5, backend="triton", **options)
+        with record_launches(run=False) as backward:
+            result.sum().backward()
+        return len(forward), len(backward)
+
+    assert count(300) == (2 * 5 + 2, 2 * 5 + 5)
+    assert count(300, tol=0.1) == (3 * 5 + 3, 2 * 5 + 5)
+    assert count(32) == (1, 1)
+
+
+@pytest.mark.filterwarnings("ignore::bistoch.ConvergenceWarning")
+@pytest.mark.parametrize(("shape", "options"), [
+    ((7, 4, 4), {}),
+    ((3, 5, 7), {"row_mass": torch.tensor([1.0, 2, 0.5, 0, 1]).double(), "start": torch.ones(7)}),
+    ((2, 3, 9, 6), {"tol": 1e-3, "iters": 9}),
+    ((3, 5, 7), {"lam": 0.4, "omega": 1.3, "key_mask": torch.arange(7) < 5,
+                 "query_mask": torch.arange(5) < 4}),
+    ((2, 33, 31), {"iters": 2}),
+], ids=["small", "masses", "tolerance", "padding", "larger"])  # fmt: skip
+def test_plans_of_given_scores(shape, options):
+    results = []
+    for backend in ("reference", "triton"):
+        scores = 3 * torch.linspace(-9, 9, torch.Size(shape).numel(), dtype=torch.float64).sin()
+        scores = scores.reshape(shape).requires_grad_()
+        with record_launches() as launches:
+            plan = bistoch.balance(scores, backend=backend, **{"iters": 4, **options})
+        weights = torch.arange(plan.numel()).reshape(shape).cos()
+        results.append((plan.detach(), *torch.autograd.grad((plan * weights).sum(), scores)))
+        assert len(launches) == (1 if backend == "triton" else 0)
+    for wanted, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-11, rtol=1e-9)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_given_scores_of_any_size():
+    scores = normal(2, N, M).requires_grad_()
+    results = []
+    for backend in ("reference", "triton"):
+        plan = bistoch.balance(scores, iters=2, backend=backend)
+        results.append((plan.detach(), *torch.autograd.grad(plan.sin().sum(), scores)))
+    for wanted, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-11, rtol=1e-9)
+
+
+@pytest.mark.parametrize("lengths", [(0, 3), (3, 0)])
+def test_nothing_to_see(lengths):
+    n, m = lengths
+    q, k, v = torch.randn(2, n, 4, requires_grad=True), torch.randn(2, m, 4), torch.randn(2, m, 3)
+    result = bistoch.elastic_attention(q, k, v, backend="triton")
+    result.sum().backward()
+    assert result.shape == (2, n, 3)
+    assert not result.any()
