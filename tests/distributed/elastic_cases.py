@@ -77,12 +77,12 @@ MORE = {
 }
 
 
-def leaves(whole, ranks=None):
+def leaves(whole, ranks=None, sharded=SHARDED):
     """Arguments that have a gradient; those of one rank, if there are ranks."""
     found = {}
     for name, x in whole.items():
         if isinstance(x, torch.Tensor):
-            axis, sizes = SHARDED.get(name, (None, None))
+            axis, sizes = sharded.get(name, (None, None))
             is_row = axis == -2 and (x.ndim < 2 or x.shape[-2] == 1)
             if ranks is not None and axis is not None and not is_row:
                 x = x.split(list(sizes[ranks.size]), axis)[ranks.rank]
@@ -93,10 +93,10 @@ def leaves(whole, ranks=None):
     return found
 
 
-def compare(ranks, function, whole_function, tokens, options, weights):
+def compare(ranks, function, whole_function, tokens, options, weights, sharded=SHARDED):
     """The largest differences of results and gradients, by name; loss is a weighted sum."""
     single = leaves({**tokens, **options})
-    shared = leaves({**tokens, **options}, ranks)
+    shared = leaves({**tokens, **options}, ranks, sharded)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = whole_function(**single)
@@ -116,7 +116,7 @@ def compare(ranks, function, whole_function, tokens, options, weights):
     own_total.backward()
     for name, x in single.items():
         if isinstance(x, torch.Tensor) and x.requires_grad:
-            axis, sizes = SHARDED.get(name, (None, None))
+            axis, sizes = sharded.get(name, (None, None))
             if axis == -2 and (x.ndim < 2 or x.shape[-2] == 1):
                 axis = None
             grad = torch.zeros_like(x) if x.grad is None else x.grad

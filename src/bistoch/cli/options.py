@@ -35,6 +35,13 @@ class Precision(StrEnum):
     BF16 = "bf16"
 
 
+class Parallel(StrEnum):
+    """How several processes share a model."""
+
+    DDP = "ddp"
+    FSDP = "fsdp"
+
+
 PANEL = "Recipe"
 
 

@@ -19,6 +19,7 @@ from bistoch.cli.options import (
     Device,
     Length,
     Model,
+    Parallel,
     TensorBoard,
     option,
     with_recipe,
@@ -52,13 +53,20 @@ def train(
     lr: Annotated[float, option("Learning rate.", rich_help_panel=PANEL)] = 1e-3,
     length: Length = None,
     device: Device = "cpu",
+    parallel: Annotated[
+        Parallel, option("With torchrun: every process has the model (ddp), or a shard (fsdp).")
+    ] = Parallel.DDP,
+    timeout: Annotated[
+        float, option("With torchrun: seconds to wait for another process.", min=1.0)
+    ] = 600.0,
     tensorboard: TensorBoard = True,
     out: Annotated[Path, option("Folder of the run.", file_okay=False)] = Path("run"),
     recipe: "Recipe",
 ) -> None:
     """Train one model; the same command resumes an interrupted run.
 
-    With torchrun in front, several processes train together.
+    Several processes train together, with the whole batch between them, if torchrun starts them:
+    torchrun --nproc-per-node 2 -m bistoch train ...
     """
     from bistoch.lab import train as lab
     from bistoch.lab.progress import progress
@@ -68,7 +76,7 @@ def train(
 
     recipe = replace(recipe, lr=lr)
     lab.import_safetensors()
-    with lab.joined_ranks(device) as ranks:
+    with lab.joined_ranks(device, parallel.value, timeout=timeout) as ranks:
         console = Console(highlight=False, quiet=not ranks.is_main)
         if tensorboard and not has_tensorboard():
             console.print(NO_TENSORBOARD, style="dim", markup=False)
@@ -83,7 +91,7 @@ def train(
             except KeyboardInterrupt:
                 shown.print(describe_kept(out))
                 raise typer.Exit(130) from None
-        found = lab.evaluate(trained, task, "test", recipe.precision)
+        found = lab.evaluate(trained, task, "test", recipe.precision, ranks=ranks)
         console.print(
             f"{fitted.finished} ({len(fitted.curve)} epochs, {fitted.seconds:.0f} s); test "
             f"{task.score_name} {found[task.score_name]:.4f}, loss {found['loss']:.4f}",

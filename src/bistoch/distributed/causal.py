@@ -28,11 +28,13 @@ from bistoch.functional import inputs
 from bistoch.functional.causal.decode import CausalState, causal_elastic_step
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import BalanceOptions, ScoreOptions, working_dtype
+from bistoch.functional.precision import full_precision
 
 # parts of the leading axis for each rank: more keep the ranks busier, and are smaller
 PARTS_PER_RANK = 2
 
 
+@full_precision
 def causal_elastic_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b n d"],

@@ -21,11 +21,13 @@ from bistoch.functional import inputs
 from bistoch.functional.elastic.api import Potentials, as_potentials, attend, find_potentials
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import BalanceOptions, ScoreOptions, pose
+from bistoch.functional.precision import full_precision
 
 # how ranks get at the keys of the others
 Keys = Literal["gather", "ring"]
 
 
+@full_precision
 def elastic_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -72,6 +74,7 @@ def elastic_attention(
     )
 
 
+@full_precision
 def sinkhorn_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -99,6 +102,7 @@ def sinkhorn_attention(
     )
 
 
+@full_precision
 def elastic_potentials(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],

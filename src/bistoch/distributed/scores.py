@@ -15,8 +15,10 @@ from bistoch.functional.elastic.api import Potentials, balance_scores, find_pote
 from bistoch.functional.elastic.scores import pose_given
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import BalanceOptions, ScoreOptions
+from bistoch.functional.precision import full_precision
 
 
+@full_precision
 def balance(
     scores: Float[Tensor, "*b n m"],
     *,
@@ -48,6 +50,7 @@ def balance(
     return balance_scores("balance", scores, pairs, options, backend)
 
 
+@full_precision
 def balance_potentials(
     scores: Float[Tensor, "*b n m"],
     *,

@@ -43,7 +43,8 @@ def prototype_codes(
         column_mass: shares of the prototypes, where a prior of the classes is known.
         backend: as for `elastic_attention`.
 
-    Codes are targets, so call it under `torch.no_grad()`; the gradient is there and exact.
+    Codes are targets, so call it under `torch.no_grad()`; the gradient is there and exact. Samples
+    that are spread over processes are what `bistoch.distributed.prototype_codes` is for.
 
     >>> import torch, bistoch
     >>> codes = bistoch.prototype_codes(torch.randn(256, 10), eps=0.5, iters=100)
@@ -64,22 +65,44 @@ def prototype_codes(
     if column_mass is not None:
         shape = (*batch, prototypes)
         inputs.check_column_mass(operator, column_mass, shape, scores.device)
-    work = over_eps(scores, eps)
+    pairs = ScoreOptions(eps, None, None, query_mask, None)
+    return find_codes(
+        operator, scores, pairs, BalanceOptions(lam, None, iters, None, column_mass), backend
+    )
+
+
+def find_codes(
+    operator: str,
+    scores: Float[Tensor, "*b n m"],
+    pairs: ScoreOptions,
+    options: BalanceOptions,
+    backend: str,
+) -> Float[Tensor, "*b n m"]:
+    """The codes for options that were checked; `options.shards` may hold the other samples."""
+    query_mask, lam = pairs.query_mask, options.lam
+    iters, shards = options.iters, options.shards
+    work = over_eps(scores, pairs.eps)
     start = None
     if iters:
         total = _log_column_sums(work, query_mask)
-        wanted = 0.0 if column_mass is None else column_mass.to(work.dtype).log()
+        broken = total.isnan() | (total == torch.inf)
+        if shards is not None:
+            # what is not finite is shown by the plan, and would spoil the largest over processes
+            total = shards.logsumexp(total.masked_fill(broken, -torch.inf))
+            broken = shards.max(broken.to(work.dtype)) > 0
+        mass = options.column_mass
+        wanted = 0.0 if mass is None else mass.to(work.dtype).log()
         # scores that are not finite are shown by the plan; a column without samples stays as it is
         first = torch.where(total.isfinite(), wanted - total, 0)
         start = first * (lam.to(work.dtype)[..., None] if isinstance(lam, Tensor) else lam)
-    pairs = ScoreOptions(1.0, None, None, query_mask, None)
-    options = BalanceOptions(lam, None, max(iters - 1, 0), None, column_mass, start=start)
+    pairs = pairs._replace(eps=1.0)
+    options = options._replace(iters=max(iters - 1, 0), start=start)
     codes = balance_scores(operator, work, pairs, options, backend).to(scores.dtype)
     if iters != 1:
         return codes
     # columns have moved before `balance`, so that a broken one breaks all rows
-    broken = (total.isnan() | (total == torch.inf)).any(-1, keepdim=True)
-    return show(codes, broken if query_mask is None else broken & query_mask)
+    spoiled = broken.any(-1, keepdim=True)
+    return show(codes, spoiled if query_mask is None else spoiled & query_mask)
 
 
 def _log_column_sums(

@@ -1,6 +1,6 @@
 """Multi-head attention around any operator: project, split into heads, attend, merge, project."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -10,6 +10,10 @@ from bistoch.functional import inputs
 from bistoch.functional.inputs import Mask
 from bistoch.nn.build import build_operator
 from bistoch.nn.heads import check_division, merge_heads, project, split_heads
+from bistoch.nn.over_ranks import check_over_ranks
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Attention(nn.Module):
@@ -29,6 +33,10 @@ class Attention(nn.Module):
         dropout: probability of dropping an entry of the result. The plan is never thinned out,
             which would undo its row and column sums.
         batch_first: whether tokens are (batch, length, features), or (length, batch, features).
+        mesh: ranks that hold the sequence together, a device mesh with one axis. Each passes its
+            tokens, with their masks and masses, and a `mask` of its rows and the columns of all.
+            Weights are the same on all ranks, their gradients add up over ranks to those of one
+            process. For softmax, sinkhorn, elastic and causal_elastic.
 
     >>> import torch, bistoch
     >>> attention = bistoch.nn.Attention(64, heads=8, operator="elastic(lam=0.5, iters=5)")
@@ -49,6 +57,7 @@ class Attention(nn.Module):
         out_bias: bool = True,
         dropout: float = 0.0,
         batch_first: bool = True,
+        mesh: "DeviceMesh | None" = None,
     ) -> None:
         super().__init__()
         check_division("Attention", "dim", dim, "heads", heads)
@@ -66,6 +75,10 @@ class Attention(nn.Module):
         self.key = nn.Linear(key_dim, dim, bias=qkv_bias)
         self.value = nn.Linear(value_dim, dim, bias=qkv_bias)
         self.operator = build_operator(operator, heads, dim // heads)
+        if mesh is not None:
+            row = getattr(self.operator, "row", None)
+            check_over_ranks("Attention", type(self.operator).__name__ if row is None else row.name)
+            self.operator.mesh = mesh
         self.out = nn.Linear(dim, dim, bias=out_bias)
         self.dropout = nn.Dropout(dropout)
 
@@ -160,7 +173,8 @@ class Attention(nn.Module):
                 "sequence, mask[None] if it has one per head"
             )
         n, m, device = query.shape[-2], key.shape[-2], query.device
-        if mask is not None:
+        # how many keys all ranks have together is known to the operator
+        if mask is not None and getattr(self.operator, "mesh", None) is None:
             inputs.check_mask("Attention", mask, (*batch, self.heads, n, m), device)
         if query_mask is not None:
             inputs.check_padding("Attention", "query_mask", query_mask, (*batch, n), device)

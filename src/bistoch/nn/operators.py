@@ -1,7 +1,7 @@
 """Operators as modules: a row of the OPERATORS table together with its options and parameters."""
 
 import inspect
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -10,7 +10,11 @@ from torch import Tensor, nn
 from bistoch.functional import OPERATORS, Operator, check_options, inputs
 from bistoch.functional.inputs import Mask, Option
 from bistoch.nn.heads import check_heads, one_per_head
+from bistoch.nn.over_ranks import attend_over_ranks
 from bistoch.nn.unit_interval import clamp_to_unit
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 # why an operator does not take an argument of the call, and which one does
 REASONS = {
@@ -31,7 +35,8 @@ class OperatorModule(nn.Module):
 
     An option is an attribute under its own name and may be changed between calls, for example by a
     schedule. An option that is a tensor becomes a buffer, an `nn.Parameter` is learned. A module
-    prints as the text that builds it.
+    prints as the text that builds it. With a device mesh as its `mesh`, every rank has a shard of
+    the tokens (docs/distributed_training.md).
 
     Args:
         row: a row of `bistoch.OPERATORS`, or one of your own.
@@ -45,6 +50,8 @@ class OperatorModule(nn.Module):
     >>> anneal(q, k, v).shape, anneal.plan(q, k).shape
     (torch.Size([2, 8, 5, 4]), torch.Size([2, 8, 5, 5]))
     """
+
+    mesh: "DeviceMesh | None" = None
 
     def __init__(self, row: Operator, **options: Any) -> None:
         super().__init__()
@@ -87,6 +94,11 @@ class OperatorModule(nn.Module):
         Masses and a generator reach operators that take them; others refuse them.
         """
         extra = self._extra(column_mass, row_mass, generator)
+        if self.mesh is not None:
+            masks = {"mask": mask, "query_mask": query_mask, "key_mask": key_mask}
+            return attend_over_ranks(
+                self.row.name, self.mesh, query, key, value, self.options(), masks | extra
+            )
         return self.row.attention(
             query, key, value, mask=mask, query_mask=query_mask, key_mask=key_mask,
             **self.options(), **extra,
@@ -105,6 +117,11 @@ class OperatorModule(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, "*b n m"]:
         """The plan with which `forward` weighs the values."""
+        if self.mesh is not None:
+            raise NotImplementedError(
+                f"{self.row.name}: the plan of tokens that are sharded over a mesh is never made; "
+                "call plan on one rank with all tokens, and mesh set to None"
+            )
         extra = self._extra(column_mass, row_mass, generator)
         return self.row.plan(
             query, key, mask=mask, query_mask=query_mask, key_mask=key_mask,

@@ -4,7 +4,7 @@ import math
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -12,12 +12,16 @@ import torch
 from torch import Tensor
 
 from bistoch.functional import ConvergenceWarning
-from bistoch.functional.inputs import check_count, check_finite, check_tol
+from bistoch.functional.inputs import check_choice, check_count, check_finite, check_tol
 from bistoch.functional.inputs.warn import warn_caller
 from bistoch.retrieval.lists import HubReport, Occurrences
+from bistoch.retrieval.ranks import Sharded, Split, join
 from bistoch.retrieval.solve import solve
-from bistoch.retrieval.temperature import perplexity_eps
+from bistoch.retrieval.temperature import split_eps
 from bistoch.retrieval.vectors import Vectors, append, as_tensor, check_widths, in_blocks
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 # what a saved correction consists of
 FIELDS = ("bias", "bank", "row", "eps", "lam", "level")
@@ -72,25 +76,39 @@ class HubCorrection:
         self._fitted: _Fitted | None = None
         self._documents: list[np.ndarray | Tensor] = []
 
-    def fit(self, queries: Vectors, documents: Vectors) -> "HubCorrection":
+    def fit(
+        self,
+        queries: Vectors,
+        documents: Vectors,
+        *,
+        sharded: Sharded = "queries",
+        group: Any = None,
+        mesh: "DeviceMesh | None" = None,
+    ) -> "HubCorrection":
         """Find the bias of every document from a bank of past queries.
 
         Nothing of size queries x documents is kept in memory. The documents are remembered for
         `report`, not copied.
+
+        Args:
+            queries, documents: vectors. With ranks, those of this one.
+            sharded: what every rank has a part of, if there are ranks; all of them have all of the
+                other. Of "queries", all ranks end with the same fit, that of one process, and with
+                the whole bank. Of "documents", each ends with the bias of its own: `documents`,
+                `add`, `report` and `save` are about these alone.
+            group, mesh: ranks that fit together, a process group or a device mesh with one axis.
 
         >>> import numpy as np
         >>> draw = np.random.default_rng(0).normal(size=(2, 30, 4)).astype("float32")
         >>> HubCorrection(eps=0.5).fit(*draw).bias.shape
         (30,)
         """
-        bank, found = as_tensor("queries", queries), as_tensor("documents", documents)
-        check_widths("queries", bank, "documents", found.shape[1])
-        bank, found = (
-            bank.to(dtype := torch.promote_types(bank.dtype, found.dtype)),
-            found.to(dtype),
+        bank, found, split = self._join(queries, documents, sharded, group, mesh)
+        eps = split_eps(bank, found, split) if self.eps == "auto" else float(self.eps)
+        eps = split.max(torch.tensor([eps], dtype=torch.float64, device=bank.device)).item()
+        plan = solve(
+            bank, found, eps=eps, lam=self.lam, tol=self.tol, iters=self.iters, split=split
         )
-        eps = perplexity_eps(bank, found) if self.eps == "auto" else float(self.eps)
-        plan = solve(bank, found, eps=eps, lam=self.lam, tol=self.tol, iters=self.iters)
         if not math.isfinite(plan.error):
             raise ValueError(
                 "HubCorrection.fit: the scores of queries and documents must be finite in units of "
@@ -104,15 +122,45 @@ class HubCorrection:
                 "smaller lam",
                 ConvergenceWarning,
             )
+        bias = eps * plan.column[split.own_documents()]
         # a copy: `add` needs the queries of the fit, whatever becomes of the caller's
-        fitted = _Fitted(eps * plan.column, bank.clone(), plan.row, eps, 0.0)
+        bank, row = split.gather("queries", bank.clone()), split.gather("queries", plan.row)
+        fitted = _Fitted(bias, bank, row, eps, 0.0)
         # rankings do not see a constant in the bias, so the iterations leave it open; documents
         # that are added later need the one of this fit
-        some = found[:: max(1, len(found) // 100)]
-        level = fitted.bias[:: max(1, len(found) // 100)] - _column_step(fitted, some, self.lam)
-        self._fitted = fitted._replace(level=level.mean().item())
+        some = split.every("documents", max(1, len(plan.column) // 100))
+        level = fitted.bias[some] - _column_step(fitted, found[some], self.lam)
+        level = split.row_sum(torch.stack([level.sum(), level.new_tensor(float(len(level)))]))
+        self._fitted = fitted._replace(level=(level[0] / level[1]).item())
         self._documents = [documents]
         return self
+
+    def _join(
+        self,
+        queries: Vectors,
+        documents: Vectors,
+        sharded: Sharded,
+        group: Any,
+        mesh: "DeviceMesh | None",
+    ) -> tuple[Tensor, Tensor, Split]:
+        """Checked vectors in one precision, and who has the others; ranks are refused together."""
+        facts: dict[str, Any] = {}
+        counts: dict[str, int] = {}
+        error: Exception | None = None
+        bank = found = torch.empty(0)
+        try:
+            check_choice("HubCorrection.fit", "sharded", sharded, ("queries", "documents"))
+            bank, found = as_tensor("queries", queries), as_tensor("documents", documents)
+            check_widths("queries", bank, "documents", found.shape[1])
+            dtype = torch.promote_types(bank.dtype, found.dtype)
+            bank, found = bank.to(dtype), found.to(dtype)
+            facts = {"eps": self.eps, "lam": self.lam, "tol": self.tol, "iters": self.iters}
+            facts |= {"number of features": bank.shape[1], "precision": dtype}
+            counts = {"queries": len(bank), "documents": len(found)}
+        except (TypeError, ValueError) as wrong:
+            error = wrong
+        split = join(sharded, facts, counts, error, group, mesh, bank.device)
+        return bank, found, split
 
     @property
     def fitted_eps(self) -> float:

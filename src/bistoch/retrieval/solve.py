@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bistoch.functional.elastic.pace import choose
 from bistoch.retrieval import vectors
+from bistoch.retrieval.ranks import ALONE, Split
 
 # sums of exponentials outside of this range are taken again around the largest exponent
 SMALLEST, LARGEST = 1e-20, 1e20
@@ -40,8 +41,12 @@ def solve(
     lam: float,
     tol: float,
     iters: int,
+    split: Split = ALONE,
 ) -> Solved:
     """The potentials of the plan with scores `q d^T / eps` and elasticity lam.
+
+    With a split, ranks hold the queries or the documents together: the rows are those of the own
+    queries, the columns always those of all documents.
 
     >>> import torch
     >>> queries, documents = torch.randn(2, 7, 5, generator=torch.Generator().manual_seed(0))
@@ -50,20 +55,26 @@ def solve(
     >>> [bool(torch.allclose(plan.sum(axis), torch.ones(7), atol=1e-3)) for axis in (0, 1)]
     [True, True]
     """
-    blocks = _Blocks(queries / eps, documents)
-    column = documents.new_zeros(len(documents))
-    log_mass = math.log(len(queries) / len(documents))
+    blocks = _Blocks(queries / eps, documents, split)
+    n, m = split.total("queries", queries), split.total("documents", documents)
+    column, own = documents.new_zeros(m), split.own_documents()
+    log_mass = math.log(n / m)
     elasticity, live = column.new_full((1,), lam), torch.ones_like(column, dtype=torch.bool)[None]
     row, pace, iteration = None, None, 0
     while True:
-        row, total = blocks.step(row, column)
+        row, total = blocks.step(row, column[own])
+        total = split.all_columns(total)
+        # no query is near to a document whose sum underflows: it gets as large a step as there is
+        total = total.clamp_min(torch.finfo(column.dtype).tiny)
         residual = (lam * (log_mass - total.log() + column) - column).to(column)
-        error = (residual.amax() - residual.amin()).item()
+        # equal on all ranks but for rounding, where machines differ: they must decide alike
+        apart = split.max((residual.amax() - residual.amin())[None])
+        error = apart.item()
         # a NaN would stay one
         if not error > tol or iteration == iters:
             return Solved(row, column, iteration, error)
-        apart = column.new_tensor([error])
-        pace = choose(residual[None], live, apart, elasticity, row[None], pace)
+        level = split.max(row.abs().amax()[None])
+        pace = choose(residual[None], live, apart, elasticity, level[None], pace)
         column = column + pace.omega * residual
         iteration += 1
 
@@ -71,9 +82,11 @@ def solve(
 class _Blocks:
     """Exponentials of scores in blocks of queries, in one room; a single block stays there."""
 
-    def __init__(self, queries: Tensor, documents: Tensor):
-        self._queries, self._documents = queries, documents.T
-        self._height = max(1, min(len(queries), vectors.BLOCK_ELEMENTS // len(documents)))
+    def __init__(self, queries: Tensor, documents: Tensor, split: Split):
+        self._queries, self._documents, self._split = queries, documents.T, split
+        # ranks that share documents take the same blocks of queries
+        width = split.widest(len(documents))
+        self._height = max(1, min(len(queries), vectors.BLOCK_ELEMENTS // width))
         self._room = queries.new_empty(self._height, len(documents))
         # what the exponentials in the room were made with: row and column terms
         self._made: tuple[Tensor, Tensor] | None = None
@@ -92,8 +105,7 @@ class _Blocks:
             if self._height == len(self._queries):
                 self._made = shift, column
             found = torch.cat(rows), total
-        # no query is near to a document whose sum underflows: it gets as large a step as there is
-        return found[0], found[1].clamp_min(torch.finfo(column.dtype).tiny)
+        return found
 
     def _step_in_room(self, column: Tensor) -> tuple[Tensor, Tensor] | None:
         """The step by two products with what is in the room; None if that is not there or far."""
@@ -101,10 +113,10 @@ class _Blocks:
             return None
         shift, before = self._made
         moved = column - before
-        if moved.abs().max() > FAR:
+        if self._split.row_max(moved.abs().amax()[None]) > FAR:
             return None
         weights = moved.exp()
-        sums = self._room @ weights
+        sums = self._split.row_sum(self._room @ weights)
         if not _is_safe(sums):
             return None
         return shift - sums.log(), (weights * ((1 / sums) @ self._room)).double()
@@ -119,11 +131,12 @@ class _Blocks:
         if row is not None:
             torch.add(row[part, None], column, out=room)
             sums = room.addmm_(self._queries[part], self._documents).exp_().sum(1)
+            sums = self._split.row_sum(sums)
             if _is_safe(sums):
                 return row[part], sums
         torch.mm(self._queries[part], self._documents, out=room)
-        peak = room.add_(column).amax(1)
-        return -peak, room.sub_(peak[:, None]).exp_().sum(1)
+        peak = self._split.row_max(room.add_(column).amax(1))
+        return -peak, self._split.row_sum(room.sub_(peak[:, None]).exp_().sum(1))
 
 
 def _is_safe(sums: Tensor) -> bool:

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from bistoch.retrieval.ranks import ALONE, Split
 from bistoch.retrieval.vectors import BLOCK_ELEMENTS, in_blocks
 
 # the share of documents that compete for a query at the automatic temperature, and the fewest
@@ -32,14 +33,25 @@ def perplexity_eps(queries: Tensor, documents: Tensor, perplexity: float | None 
     >>> 9 < entropy.exp().median() < 11
     tensor(True)
     """
-    count = max(1, min(len(queries), ASKED, ASKED_SCORES // len(documents)))
-    sample = queries[torch.linspace(0, len(queries) - 1, count).long()]
-    wanted = max(FEWEST, SHARE * len(documents)) if perplexity is None else perplexity
-    target = math.log(max(1.0, min(wanted, len(documents) / 2)))
+    return split_eps(queries, documents, ALONE, perplexity)
+
+
+def split_eps(
+    queries: Tensor, documents: Tensor, split: Split, perplexity: float | None = None
+) -> float:
+    """As `perplexity_eps`, of the queries or documents that all ranks hold together."""
+    n, m = split.total("queries", queries), split.total("documents", documents)
+    count = max(1, min(n, ASKED, ASKED_SCORES // m))
+    places, counts = split.share(torch.linspace(0, n - 1, count).long())
+    sample = queries[places.to(queries.device)]
+    wanted = max(FEWEST, SHARE * m) if perplexity is None else perplexity
+    target = math.log(max(1.0, min(wanted, m / 2)))
     # perplexities grow with eps, so the eps of the median is the median of each query's eps
     found = torch.cat([
-        _each_eps(block @ documents.T, target) for block in in_blocks(sample, len(documents))
+        _each_eps(split.gather("documents", block @ documents.T, 1), target)
+        for block in in_blocks(sample, m)
     ])  # fmt: skip
+    found = split.gather("queries", found, 0, counts)
     # equal scores have no scale of their own, and no order that a bias could mend
     found = found[found > 0]
     return found.median().item() if len(found) else 1.0

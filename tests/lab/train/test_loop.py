@@ -2,11 +2,6 @@
 
 import json
 import random
-import socket
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -297,52 +292,3 @@ def test_vectors_do_not_decay():
     optimizer = loop.make_optimizer(layer, Recipe(weight_decay=0.5))
     decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
     assert decay == {id(layer.weight): 0.5, id(layer.bias): 0.0}
-
-
-SCRIPT = """
-    import importlib.util, sys
-    from pathlib import Path
-    spec = importlib.util.spec_from_file_location("small", sys.argv[1])
-    small = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(small)
-    from bistoch.lab.train import Recipe, fit, joined_ranks
-    with joined_ranks() as ranks:
-        task, recipe = small.make_task(train=40), Recipe(epochs=2, batch_size=5, lr=1e-2)
-        model = small.Noisy().eval()
-        model.body[2].p = 0.0
-        model.train = lambda mode=True: model
-        fitted = fit(model, task, recipe, folder=Path(sys.argv[2]), ranks=ranks)
-        if ranks.is_main:
-            print("curve", [round(row["loss"], 5) for row in fitted.curve])
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_train_as_one(tmp_path):
-    words = [
-        sys.executable,
-        "-c",
-        textwrap.dedent(SCRIPT),
-        str(Path(__file__).parent / "conftest.py"),
-    ]
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    together = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
-        f"--master-port={port}", str(script), words[3], str(tmp_path / "two"),
-    ]  # fmt: skip
-    found = [
-        subprocess.run(command, capture_output=True, text=True, timeout=120)
-        for command in ([*words, str(tmp_path / "one")], together)
-    ]
-    curves = [
-        json.loads(line.removeprefix("curve "))
-        for done in found
-        for line in done.stdout.splitlines()
-        if line.startswith("curve ")
-    ]
-    assert len(curves) == 2, found[1].stderr[-2000:]
-    assert curves[0] == pytest.approx(curves[1], abs=2e-5)

@@ -15,7 +15,6 @@ from bistoch.lab.train import (
     CheckpointError,
     Recipe,
     Setup,
-    loop,
     open_task,
     predict,
     restore_run,
@@ -263,9 +262,3 @@ def test_nothing_is_chosen_by_the_test_split(tmp_path):
     assert (task.count("valid"), task.count("test")) == (0, 5)
     with pytest.raises(ValueError, match="short: the validation split must have"):
         open_task(str(tmp_path / "short.csv"), model, hold_out=True)
-
-
-def test_a_batch_smaller_than_the_processes_is_refused():
-    assert loop.batch_sizes(10, 4, 2) == [4, 4, 2]
-    with pytest.raises(ValueError, match="10 samples in batches of 1 leave nothing to do for 2"):
-        loop.batch_sizes(10, 1, 2)

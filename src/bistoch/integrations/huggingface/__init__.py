@@ -10,3 +10,4 @@ from bistoch.integrations.huggingface.convert import restore as restore
 from bistoch.integrations.huggingface.interface import register as register
 from bistoch.integrations.huggingface.layers import attention_layers as attention_layers
 from bistoch.integrations.huggingface.load import from_pretrained as from_pretrained
+from bistoch.integrations.huggingface.shard import shard_sequence as shard_sequence

@@ -132,6 +132,11 @@ def attend(
         # of the queries of another sequence nothing is known, but that they were given
         masks["query_mask"] = masks["key_mask"].new_ones(1, 1, n)
     cache = swapped.take_cache()
+    if cache is not None and swapped.operator.mesh is not None:
+        raise NotImplementedError(
+            f"attend: {layer} brings a cache, which is not sharded over ranks; call the model with "
+            "use_cache=False"
+        )
     if not independent:
         _check_order(swapped, module, causal or looks_causal(masks), cache is None and n != m, n, m)
     if cache is None:

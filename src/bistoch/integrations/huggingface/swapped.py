@@ -11,6 +11,7 @@ from bistoch.functional import CausalState, softmax_attention, softmax_plan
 from bistoch.integrations.huggingface.caches import find_cache_layer
 from bistoch.integrations.huggingface.masks import Masks, forget_causal
 from bistoch.nn import OperatorModule
+from bistoch.nn.over_ranks import attend_over_ranks
 
 
 class Swapped(nn.Module):
@@ -87,14 +88,14 @@ class Swapped(nn.Module):
     ) -> Float[Tensor, "b h n e"]:
         """Attend, every head in its own way."""
         masks = Masks(mask=mask, query_mask=query_mask, key_mask=key_mask)
+        if self.operator.mesh is not None:
+            masks = self._for_ranks(masks, query)
         if self.heads is None:
             return self.operator(query, key, value, **self._own(masks))
         ours, rest = self.heads, self._rest()
         own = self._own(_of(masks, ours))
         swapped = self.operator(query[:, ours], key[:, ours], value[:, ours], **own)
-        others = softmax_attention(
-            query[:, rest], key[:, rest], value[:, rest], **_for_softmax(_of(masks, rest))
-        )
+        others = self._softmax(query[:, rest], key[:, rest], value[:, rest], _of(masks, rest))
         return self._merge(swapped, others)
 
     def step(
@@ -156,6 +157,29 @@ class Swapped(nn.Module):
     def _own(self, masks: Masks) -> Masks:
         """What the operator is told; one that is causal by itself needs no mask that says so."""
         return forget_causal(masks) if self.operator.row.always_causal else masks
+
+    def _for_ranks(self, masks: Masks, query: Tensor) -> Masks:
+        """Masks of the tokens of this rank; the same kind on all ranks, with padding or without."""
+        masks = self._own(masks)
+        if masks["mask"] is not None:
+            raise NotImplementedError(
+                f"{self.operator!r}: over ranks a model may hide padding, and the future where its "
+                "layers are causal_elastic, but no other pairs of tokens; run it in one process"
+            )
+        real = masks["key_mask"]
+        shape = (query.shape[0], 1, query.shape[-2])
+        real = query.new_ones(shape, dtype=torch.bool) if real is None else real.expand(shape)
+        return Masks(mask=None, query_mask=real, key_mask=real)
+
+    def _softmax(self, query: Tensor, key: Tensor, value: Tensor, masks: Masks) -> Tensor:
+        """Heads that were not swapped."""
+        mesh, masks = self.operator.mesh, _for_softmax(masks)
+        if mesh is None:
+            return softmax_attention(query, key, value, **masks)
+        # causal balance without elasticity is causal softmax
+        causal = self.operator.row.always_causal
+        name, options = ("causal_elastic", {"lam": 0.0}) if causal else ("softmax", {})
+        return attend_over_ranks(name, mesh, query, key, value, options, masks)
 
     def _rest(self) -> list[int]:
         chosen = set(self.heads or ())

@@ -124,7 +124,7 @@ def new_model(sizes: Sizes, line: Line, task: NextCharacter, seed: int) -> Langu
     """A model whose last MLP is a mixture; for one seed all lines start from the same weights."""
     config = LanguageConfig(task.sizes["vocabulary"], sizes.depth, sizes.dim, sizes.heads)
     recipe = sizes.recipe
-    steps = recipe.epochs * len(batch_sizes(task.count("train"), recipe.batch_size, 1))
+    steps = recipe.epochs * len(batch_sizes(task.count("train"), recipe.batch_size))
     with preserved_random_state():
         seed_all("weights", seed)
         model = LanguageModel(config)

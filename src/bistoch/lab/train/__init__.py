@@ -15,6 +15,7 @@ from bistoch.lab.train.loop import time_steps as time_steps
 from bistoch.lab.train.nan_loss import DivergedError as DivergedError
 from bistoch.lab.train.predict import Prediction as Prediction
 from bistoch.lab.train.predict import predict as predict
+from bistoch.lab.train.ranks import PeerError as PeerError
 from bistoch.lab.train.ranks import Ranks as Ranks
 from bistoch.lab.train.ranks import joined_ranks as joined_ranks
 from bistoch.lab.train.recipe import Recipe as Recipe

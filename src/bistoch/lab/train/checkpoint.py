@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bistoch.lab.files import write_whole
+from bistoch.lab.train.ranks import sharded_as, whole
 
 FORMAT = 1
 ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
@@ -44,22 +45,34 @@ class State:
     finished: str = ""
 
 
-def save_checkpoint(
-    path: Path,
-    state: State,
+def tensors_of(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     best: dict[str, Tensor],
-) -> None:
-    """Write a checkpoint; the one before stays until the new one is whole."""
+    *,
+    kept: bool = True,
+) -> dict[str, Tensor]:
+    """All tensors of a run, whole and on the CPU, so that any number of processes can resume.
+
+    Shards are put together by all processes; those that do not write, `kept=False`, keep nothing.
+    """
     tensors = {f"model.{name}": x for name, x in model.state_dict().items()}
     tensors |= {f"best.{name}": x for name, x in best.items()}
     for number, values in optimizer.state_dict()["state"].items():
         for name, x in values.items():
             if x is not None:
                 tensors[f"optimizer.{number}.{name}"] = torch.as_tensor(x)
-    # tied weights are written twice: safetensors refuses memory that is shared
-    tensors = {name: x.detach().cpu().clone().contiguous() for name, x in tensors.items()}
+    found = {}
+    for name, x in tensors.items():
+        x = whole(x.detach())
+        if kept:
+            # tied weights are written twice: safetensors refuses memory that is shared
+            found[name] = x.cpu().clone().contiguous()
+    return found
+
+
+def save_checkpoint(path: Path, state: State, tensors: dict[str, Tensor]) -> None:
+    """Write a checkpoint; the one before stays until the new one is whole."""
     text = json.dumps({"format": FORMAT, **asdict(state)})
     metadata = {"state": text, "sha256": _digest(tensors, text)}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,11 +130,15 @@ def damaged(path: Path, why: str) -> CheckpointError:
 def restore(
     path: Path, tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, Tensor]:
-    """Load the tensors of a checkpoint into model and optimizer; returns the best weights."""
+    """Load the tensors of a checkpoint into model and optimizer; returns the best weights.
+
+    Where those are sharded, every process takes its own part.
+    """
     load_weights(path, tensors, model, "model")
     best = part(tensors, "best")
     if best:
         _check_fits(path, best, model)
+        best = _sharded(best, model)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     keys = {"momentum_buffer"} if isinstance(optimizer, torch.optim.SGD) else ADAM_STATE
     state: dict[int, dict[str, Tensor]] = {}
@@ -130,7 +147,8 @@ def restore(
         known = number.isdecimal() and int(number) < len(parameters) and key in keys
         if not known or x.shape not in ((), parameters[int(number)].shape):
             raise damaged(path, f"the optimizer has no {name} of the shape {tuple(x.shape)}")
-        state.setdefault(int(number), {})[key] = x
+        like = parameters[int(number)]
+        state.setdefault(int(number), {})[key] = sharded_as(like, x) if x.ndim else x
     if any(values.keys() != keys for values in state.values()):
         raise damaged(path, "a part of the optimizer's state is missing")
     groups = optimizer.state_dict()["param_groups"]
@@ -142,7 +160,12 @@ def load_weights(path: Path, tensors: dict[str, Tensor], model: nn.Module, kind:
     """Load weights into a model: "model" for the last ones, "best" for the best ones."""
     weights = part(tensors, kind)
     _check_fits(path, weights, model)
-    model.load_state_dict(weights)
+    model.load_state_dict(_sharded(weights, model))
+
+
+def _sharded(weights: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    wanted = model.state_dict()
+    return {name: sharded_as(wanted[name], x) for name, x in weights.items()}
 
 
 def _check_fits(path: Path, weights: dict[str, Tensor], model: nn.Module) -> None:

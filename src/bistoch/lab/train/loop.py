@@ -4,8 +4,8 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +14,17 @@ from torch import Tensor, nn
 
 from bistoch.lab.files import held, write_whole
 from bistoch.lab.timing import best_times
-from bistoch.lab.train.checkpoint import State, damaged, load_checkpoint, restore, save_checkpoint
+from bistoch.lab.train.checkpoint import (
+    State,
+    damaged,
+    load_checkpoint,
+    restore,
+    save_checkpoint,
+    tensors_of,
+)
 from bistoch.lab.train.log import Log
 from bistoch.lab.train.nan_loss import diagnose
-from bistoch.lab.train.ranks import Ranks
+from bistoch.lab.train.ranks import Ranks, whole
 from bistoch.lab.train.recipe import Precision, Recipe, lr_at
 from bistoch.lab.train.seeds import epoch_order, preserved_random_state, seed_all
 from bistoch.lab.train.task import Task, validation_split
@@ -67,6 +74,7 @@ def fit(
 
     Args:
         model: trained in place; it ends with the last weights, or with `patience` the best ones.
+            With FSDP its parameters are sharded in place, and stay so.
         task, recipe: what it learns, and how.
         folder: of the checkpoint and the log. A finished run is only read.
         seed: of the order of the samples and of dropout, not of the initial weights.
@@ -77,8 +85,14 @@ def fit(
         save_every: seconds between two checkpoints within an epoch.
     """
     ranks = ranks or Ranks(0, 1, torch.device("cpu"))
-    run = _Run(model.to(ranks.device), task, recipe, folder, seed, ranks, config)
-    with preserved_random_state(), held(folder) if ranks.is_main else nullcontext():
+    sizes = {f"the shape of {name}": tuple(p.shape) for name, p in model.named_parameters()}
+    samples = {f"samples of {split}": task.count(split) for split in ("train", "valid", "test")}
+    ranks.check_same({"seed": seed, **asdict(recipe), **samples, **sizes})
+    ranks.shard(model.to(ranks.device))
+    run = _Run(model, task, recipe, folder, seed, ranks, config)
+    with preserved_random_state(), ExitStack() as stack:
+        # what the main process is refused ends the others too
+        ranks.from_main(lambda: stack.enter_context(held(folder)))
         run.resume()
         if ranks.is_main and not run.state.finished:
             with Log(folder / METRICS, run.state.step, tensorboard=tensorboard) as log:
@@ -108,16 +122,18 @@ class _Run:
         self.path, self.config = folder / CHECKPOINT, config
         self.optimizer = make_optimizer(model, recipe)
         self.state, self.best = State(), dict[str, Tensor]()
-        self.batches = batch_sizes(task.count("train"), recipe.batch_size, ranks.world_size)
+        self.batches = batch_sizes(task.count("train"), recipe.batch_size)
         self.steps = recipe.epochs * len(self.batches)
         self.norm: float | None = None
         self.epoch, self.order = -1, torch.zeros(0, dtype=torch.long)
 
     def resume(self) -> None:
-        """Load the last checkpoint, if there is one."""
-        if not self.path.exists():
+        """Load the last checkpoint, if there is one, which only the main process must see."""
+        path = self.path
+        found = self.ranks.from_main(lambda: load_checkpoint(path) if path.exists() else None)
+        if found is None:
             return
-        state, tensors = load_checkpoint(self.path)
+        state, tensors = found
         metrics = {"train_loss", "loss", self.task.score_name}
         if (
             state.step > self.steps
@@ -132,11 +148,17 @@ class _Run:
         self.state, self.best = state, restore(self.path, tensors, self.model, self.optimizer)
 
     def save(self) -> None:
-        """Write a checkpoint, and before the first one config.json: a refused start has none."""
+        """Write a checkpoint, and before the first one config.json: a refused start has none.
+
+        All processes take part, since each may hold a shard; the main one writes.
+        """
+        tensors = tensors_of(self.model, self.optimizer, self.best, kept=self.ranks.is_main)
+        if not self.ranks.is_main:
+            return
         if self.config is not None and not self.path.exists():
             content = json.dumps(self.config, indent=1, ensure_ascii=False)
             write_whole(self.path.with_name(CONFIG), content.encode())
-        save_checkpoint(self.path, self.state, self.model, self.optimizer, self.best)
+        save_checkpoint(self.path, self.state, tensors)
 
     def train(
         self, log: Log | None, on_step: Callable[[StepInfo], None] | None, save_every: float
@@ -156,7 +178,9 @@ class _Run:
                     log.write(state.step, {f"epoch/{name}": x for name, x in row.items()})
             now = time.monotonic()
             state.seconds = before + now - began
-            if self.ranks.is_main and (epoch_ended or now - saved >= save_every):
+            # the clock of the main process decides
+            is_due = self.ranks.is_main and now - saved >= save_every
+            if epoch_ended or self.ranks.sum([float(is_due)])[0]:
                 self.save()
                 saved = now
             if on_step is not None:
@@ -177,16 +201,20 @@ class _Run:
             group["lr"] = lr
         wrapped.train()
         self.optimizer.zero_grad(set_to_none=True)
-        batch = task.batch("train", ranks.share(rows)).to(ranks.device)
+        if ranks.is_sharded:
+            # as DistributedDataParallel does
+            ranks.synchronize(list(self.model.buffers()))
+        own, weight = ranks.share(rows)
+        batch = task.batch("train", own).to(ranks.device)
         with autocast(self.recipe.precision, ranks.device):
             output = wrapped(*batch.inputs)
-        total = task.losses(output, batch.target).sum()
+        total = task.losses(output, batch.target).sum() * weight
         # processes may hold different numbers of rows: this makes their average the batch's mean
         (total * (ranks.world_size / len(rows))).backward()
         loss_sum = ranks.sum([total.item()])[0]
         loss = loss_sum / len(rows)
         limit = self.recipe.clip or math.inf
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
+        norm = whole(nn.utils.clip_grad_norm_(self.model.parameters(), limit)).item()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             is_loss = not math.isfinite(loss)
             what = f"the loss is {loss:g}" if is_loss else f"the gradient norm is {norm:g}"
@@ -238,12 +266,13 @@ def evaluate(
     was_training = model.training
     model.eval()
     sums, count = [0.0, 0.0], task.count(split)
-    for rows in ranks.share(torch.arange(count)).split(EVALUATION_BATCH):
-        batch = task.batch(split, rows).to(ranks.device)
+    for rows in torch.arange(count).split(EVALUATION_BATCH * ranks.world_size):
+        own, weight = ranks.share(rows)
+        batch = task.batch(split, own).to(ranks.device)
         with autocast(precision, ranks.device):
             output = model(*batch.inputs)
-        sums[0] += task.losses(output, batch.target).double().sum().item()
-        sums[1] += task.scores(output, batch.target).double().sum().item()
+        sums[0] += weight * task.losses(output, batch.target).double().sum().item()
+        sums[1] += weight * task.scores(output, batch.target).double().sum().item()
     model.train(was_training)
     loss, score = ranks.sum(sums)
     return {"loss": loss / max(count, 1), task.score_name: score / max(count, 1)}
@@ -274,20 +303,15 @@ def time_steps(
     return {**best_times(calls, rounds, warmup=warmup), "batch_size": len(rows)}
 
 
-def batch_sizes(count: int, batch_size: int, processes: int) -> list[int]:
-    """The batch sizes of an epoch; a last batch with fewer rows than processes is left out.
+def batch_sizes(count: int, batch_size: int) -> list[int]:
+    """The batch sizes of an epoch.
 
-    >>> batch_sizes(10, 4, 1), batch_sizes(9, 4, 2)
-    ([4, 4, 2], [4, 4])
+    >>> batch_sizes(10, 4)
+    [4, 4, 2]
     """
-    sizes = [min(batch_size, count - start) for start in range(0, count, batch_size)]
-    sizes = [size for size in sizes if size >= processes]
-    if not sizes:
-        raise ValueError(
-            f"train: {count} samples in batches of {batch_size} leave nothing to do for "
-            f"{processes} processes; give more data, a larger batch size or fewer processes"
-        )
-    return sizes
+    if not count:
+        raise ValueError("train: there must be samples to train on, but there are none")
+    return [min(batch_size, count - start) for start in range(0, count, batch_size)]
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
@@ -298,7 +322,9 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         {"params": [p for p in learned if p.ndim < 2], "weight_decay": 0.0},
     ]
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=recipe.lr, momentum=0.9, fused=True)
+        # torch has no fused SGD for shards
+        fused = not any(hasattr(p, "full_tensor") for p in learned)
+        return torch.optim.SGD(groups, lr=recipe.lr, momentum=0.9, fused=fused)
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
     return kind(groups, lr=recipe.lr, fused=True)
 

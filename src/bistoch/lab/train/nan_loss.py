@@ -2,6 +2,8 @@
 
 from torch import Tensor, nn
 
+from bistoch.lab.train.ranks import whole
+
 
 class DivergedError(ValueError):
     """The loss or a gradient is not finite; the message is a diagnosis."""
@@ -24,7 +26,8 @@ def diagnose(
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     bad_weights = [name for name, p in model.named_parameters() if not _is_finite(p)]
     bad_gradients = [name for name, gradient in gradients.items() if not _is_finite(gradient)]
-    sizes = {n: g.abs().max().item() for n, g in gradients.items() if n not in bad_gradients}
+    finite = {name: x for name, x in gradients.items() if name not in bad_gradients}
+    sizes = {name: whole(x).abs().max().item() for name, x in finite.items()}
     facts = []
     if bad_weights:
         facts.append(f"the weights of {_list(bad_weights)} are not finite already")
@@ -42,7 +45,7 @@ def diagnose(
 
 
 def _is_finite(x: Tensor) -> bool:
-    return bool(x.detach().isfinite().all())
+    return bool(whole(x.detach()).isfinite().all())
 
 
 def _list(names: list[str]) -> str:

@@ -97,8 +97,10 @@ def train_run(
         "samples": {split: task.count(split) for split in ("train", "valid", "test")},
     }  # fmt: skip
     config = json.loads(json.dumps(config))
-    # every process checks, so that none waits for one that was refused
-    _refuse_another_run(folder, config)
+    ranks = ranks or Ranks(0, 1, torch.device("cpu"))
+    ranks.check_same(_flat(config))
+    # what the main process is refused ends the others too
+    ranks.from_main(lambda: _refuse_another_run(folder, config))
     fitted = fit(
         model, task, setup.recipe, folder=folder, seed=setup.seed, config=config, ranks=ranks,
         tensorboard=tensorboard, on_step=on_step,
