@@ -16,6 +16,7 @@ from making.balance import (
     speed_not_softness,
 )
 from making.causal import causal_blocks, causal_heads, causal_local, causal_updates
+from making.converted import converted
 from making.explorer import explorer_page
 from making.flows import flow_clusters, flow_limits, flow_mixture, flow_orders
 from making.lab import lab_fashion, lab_fashion_long, lab_points, lab_scores, lab_text
@@ -46,7 +47,7 @@ def main() -> None:
         flow_clusters, causal_updates, causal_local, causal_heads, causal_blocks, causal_lm, pace,
         pace_gradient, pace_rivals, lab_fashion, lab_fashion_long, lab_points, lab_text, lab_scores,
         search_gain, retrieval, hubs, prototypes, router, registration, sorting, jigsaw,
-        cooccurrence, explorer_page,
+        cooccurrence, explorer_page, converted,
     ):  # fmt: skip
         measure()
         print(f"done: {measure.__name__}")

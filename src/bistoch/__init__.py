@@ -20,12 +20,17 @@ if TYPE_CHECKING:
     from bistoch import retrieval as retrieval
     from bistoch import testing as testing
     from bistoch._public import *  # noqa: F403
+    from bistoch.convert import CallableModule
+    from bistoch.convert import restore as restore
+
+    convert: CallableModule
 
 __version__ = "0.1.0"
 
 # packages that are loaded when they are named, as `bistoch.nn.Attention`
 _PACKAGES = (
-    "analysis", "distributed", "flows", "functional", "models", "nn", "retrieval", "testing",
+    "analysis", "convert", "distributed", "flows", "functional", "models", "nn", "retrieval",
+    "testing",
 )  # fmt: skip
 
 watch_forks()
@@ -47,6 +52,9 @@ def __getattr__(name: str) -> Any:
     # `bistoch --help` imports this file, and should not have to wait for torch
     if name in _PACKAGES:
         return _load(name)
+    if name == "restore":
+        # no other name needs these packages, which take a while to load
+        return _load("convert").restore
     if not name.startswith("_"):
         public = vars(_load("_public"))
         if name in public:
@@ -58,4 +66,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     public = (name for name in vars(_load("_public")) if not name.startswith("_"))
-    return sorted({*globals(), *_PACKAGES, *public})
+    return sorted({*globals(), *_PACKAGES, "restore", *public})

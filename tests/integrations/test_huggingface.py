@@ -316,7 +316,7 @@ def test_a_converted_model_compiles(build):
     ("arguments", "error", "sentence"),
     [
         ({"operator": "sofmax"}, ValueError, "unknown name 'sofmax'"),
-        ({"operator": "elastic(scale=2.0)"}, ValueError, "brings the scale of its own scores"),
+        ({"operator": "elastic(scale=2.0)"}, ValueError, "sets the scale of its own scores"),
         ({"operator": "sinkhorn", "lam": 0.5}, ValueError, "sinkhorn has no lam to start from"),
         ({"operator": "elastic(lam=0.1)", "lam": 0.5}, ValueError, "lam is given twice"),
         ({"operator": "elastic", "lam": 1.5}, ValueError, "lam must be in [0, 1]"),

@@ -5,8 +5,8 @@ import torch
 
 import bistoch
 from bistoch.integrations.huggingface.interface import attend
-from bistoch.integrations.huggingface.masks import read_masks
 from bistoch.integrations.huggingface.swapped import Swapped
+from bistoch.nn.swap.masks import read_masks
 
 REAL = torch.arange(7) < torch.tensor([[7], [4]])
 

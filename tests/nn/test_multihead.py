@@ -345,3 +345,11 @@ def test_nested_tensors_with_weights_are_refused():
         ragged = torch.nested.nested_tensor([torch.zeros(5, 14), torch.zeros(3, 14)])
     with pytest.raises(ValueError, match="nested tensors need need_weights=False and no masks"):
         MultiheadAttention(14, 7, batch_first=True)(ragged, ragged, ragged)
+
+
+def test_what_only_torch_offers_is_answered():
+    with pytest.raises(TypeError, match=r"kdim must be left out, .* with bistoch.convert"):
+        MultiheadAttention(16, 4, kdim=8)
+    with pytest.raises(TypeError, match="unknown argument 'kdims'"):
+        MultiheadAttention(16, 4, kdims=8)
+    MultiheadAttention(16, 4, kdim=None, vdim=None, add_bias_kv=False)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ def full_precision(function: Callable[P, R]) -> Callable[P, R]:
         with no_autocast(device_of(*args, **kwargs)):
             return function(*args, **kwargs)
 
+    # torch.compile counts recompilations by code, of which every function needs its own
+    made: Any = without_autocast
+    made.__code__ = made.__code__.replace(co_name=function.__name__)
     return without_autocast
 
 

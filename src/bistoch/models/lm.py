@@ -245,9 +245,12 @@ class CausalAttention(nn.Module):
         self.operator = _causal_operator(operator, config)
         self.out = nn.Linear(config.dim, config.dim, bias=False)
         self.dropout = nn.Dropout(config.dropout)
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether the operator must be told to be causal; one that takes no mask is by itself."""
         row = getattr(self.operator, "row", None)
-        # an operator that takes no attention mask is causal by itself
-        self.needs_mask = row is None or row.masks == "any"
+        return row is None or row.masks == "any"
 
     @property
     def can_step(self) -> bool:

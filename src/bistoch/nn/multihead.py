@@ -35,9 +35,10 @@ class MultiheadAttention(nn.Module):
     (one tensor as query and key) hides the padded queries too, whose weights are then zero.
 
     Args:
-        embed_dim, num_heads, dropout, bias, batch_first, device, dtype: as in torch. Not offered
-            are `kdim` and `vdim` (use `bistoch.nn.Attention`), `add_bias_kv` and `add_zero_attn`.
+        embed_dim, num_heads, dropout, bias, batch_first, device, dtype: as in torch.
         operator: as for `bistoch.nn.Attention`.
+        others: `kdim`, `vdim`, `add_bias_kv` and `add_zero_attn` are not offered; `bistoch.convert`
+            puts an operator into torch's layer that has them.
 
     >>> import torch, bistoch
     >>> theirs = torch.nn.MultiheadAttention(16, 4)
@@ -65,8 +66,10 @@ class MultiheadAttention(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         operator: str | nn.Module = "softmax",
+        **others: Any,
     ) -> None:
         super().__init__()
+        _check_others(others)
         check_division("MultiheadAttention", "embed_dim", embed_dim, "num_heads", num_heads)
         inputs.check_probability("MultiheadAttention", "dropout", dropout)
         for name, flag in (("bias", bias), ("batch_first", batch_first)):
@@ -180,6 +183,18 @@ class MultiheadAttention(nn.Module):
         # nn.TransformerEncoder turns a padded batch into this form in evaluation mode
         rows = zip(query.unbind(), key.unbind(), value.unbind(), strict=True)
         return torch.nested.as_nested_tensor([self(*row, need_weights=False)[0] for row in rows])
+
+
+def _check_others(others: dict[str, Any]) -> None:
+    for name, value in others.items():
+        if name not in ("kdim", "vdim", "add_bias_kv", "add_zero_attn"):
+            raise TypeError(f"MultiheadAttention: unknown argument {name!r}")
+        if value is not None and value is not False:
+            raise TypeError(
+                f"MultiheadAttention: {name} must be left out, but it is {value!r}; make "
+                f"torch.nn.MultiheadAttention(..., {name}={value!r}) and put the operator into it "
+                "with bistoch.convert"
+            )
 
 
 def _read_masks(

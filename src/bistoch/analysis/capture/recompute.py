@@ -59,16 +59,18 @@ def sdpa_plan(call: dict[str, Any], keep: Keep) -> Found:
 def operator_plan(module: Any, call: dict[str, Any], keep: Keep) -> Found:
     """The plan of an operator of bistoch, and its values."""
     axes = call["query"].ndim
-    masks = {name: call.get(name) for name in ("mask", "query_mask", "key_mask")}
-    # own modules need not know of masses
-    masks |= {name: call[name] for name in ("column_mass", "row_mass") if name in call}
+    # own modules need not know of masses, and converted layers speak torch's language
+    taken = inspect.signature(module.plan).parameters.keys() - {"query", "key", "generator"}
+    masks = {name: call[name] for name in taken & call.keys()}
     options = module.options().values() if hasattr(module, "options") else ()
     shared = all(not isinstance(x, Tensor) or x.ndim < axes - 2 for x in options)
     tokens = {name: call[name] for name in ("query", "key", "value")}
     if shared:
         tokens = {name: pick(x, keep, axes) for name, x in tokens.items()}
         masks = {
-            name: None if x is None else pick(x, keep, axes if name == "mask" else axes - 1)
+            name: pick(x, keep, axes if name in ("mask", "attn_mask") else axes - 1)
+            if isinstance(x, Tensor)
+            else x
             for name, x in masks.items()
         }
     plan = module.plan(tokens["query"], tokens["key"], **masks)

@@ -184,7 +184,7 @@ class _Watch:
             call = named_arguments(module.forward, args, kwargs)
             shape = tuple(frame.plan.shape)
             self.keep_plan(name, "operator", shape, asked_plan, module, call, frame.plan)
-        elif isinstance(module, nn.MultiheadAttention):
+        elif isinstance(module, nn.MultiheadAttention) and not _is_converted(module):
             call = named_arguments(module.forward, args, kwargs)
             shape = multihead_shape(module, call)
             self.keep_plan(name, "multihead", shape, multihead_plan, module, call)
@@ -198,7 +198,10 @@ class _Watch:
 
     def record_sdpa(self, call: Call) -> None:
         """A call of torch's attention function."""
-        if not self.is_paused() and self.stack and not self.inside_attention():
+        if self.is_paused() or not self.stack or self.inside_attention():
+            return
+        # in a converted layer the operator computed the call, and was recorded
+        if not any(_is_converted(frame.module) for frame in self.stack):
             attended = sdpa_call(*call.args, **call.kwargs)
             self.keep_plan(self.place(), "sdpa", _shape(attended), sdpa_plan, attended)
 
@@ -230,7 +233,8 @@ class _Watch:
     def inside_attention(self) -> bool:
         """Whether a module is running whose plan is kept as a whole."""
         return any(
-            isinstance(frame.module, nn.MultiheadAttention) or self.is_operator(frame.module)
+            (isinstance(frame.module, nn.MultiheadAttention) and not _is_converted(frame.module))
+            or self.is_operator(frame.module)
             for frame in self.stack
         )
 
@@ -296,9 +300,14 @@ def _shape(call: dict[str, Any]) -> tuple[int, ...]:
     return (*call["query"].shape[:-1], call["key"].shape[-2])
 
 
-def _attends_as_one(module: nn.Module) -> bool:
+def _attends_as_one(module: nn.Module | None) -> bool:
     """Whether a module gives its heads to several operators, and knows the plans of all."""
     return getattr(module, "attends_as_one", False)
+
+
+def _is_converted(module: nn.Module) -> bool:
+    """Whether `bistoch.convert` put an operator into a layer."""
+    return _attends_as_one(getattr(module, "bistoch", None))
 
 
 def _layer(name: str) -> str:

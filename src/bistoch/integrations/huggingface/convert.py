@@ -1,20 +1,13 @@
 """Swap the attention of a model that exists, layer by layer and head by head, and swap it back."""
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from bistoch.functional import OPERATORS, Operator, inputs, parse_operator
-from bistoch.integrations.huggingface.interface import (
-    NAME,
-    check_scale,
-    import_interfaces,
-    refuse_causal,
-    register_converted,
-)
+from bistoch.functional import Operator
+from bistoch.integrations.huggingface.interface import NAME, import_interfaces, register_converted
 from bistoch.integrations.huggingface.layers import (
     attention_layers,
     count_heads,
@@ -24,14 +17,22 @@ from bistoch.integrations.huggingface.layers import (
     is_cross_attention,
 )
 from bistoch.integrations.huggingface.swapped import Swapped
-from bistoch.nn import build_operator
+from bistoch.nn.swap.choose import (
+    Heads,
+    Start,
+    check_heads,
+    check_layer,
+    choose_layers,
+    make_operator,
+    of_layer,
+    read_operator,
+    write_operator,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Model = TypeVar("Model", bound="PreTrainedModel")
-Start = float | Sequence[float] | Tensor
-Heads = Sequence[int]
 
 
 def convert(
@@ -69,25 +70,19 @@ def convert(
     """
     import_interfaces()
     known = list(attention_layers(model).items())
-    row, options = parse_operator(operator, OPERATORS)
-    check_scale("convert", operator, options)
-    if lam is not None:
-        options = _learning(operator, row.name, row.options(), options)
-    chosen = _choose_layers(model, known, layers, heads, lam)
+    row, options = read_operator(operator, lam)
+    text = write_operator(row.name, options)
+    chosen = choose_layers(type(model).__name__, [name for name, _ in known], layers, heads, lam)
     made = {}
     for number in chosen:
         name, layer = known[number]
-        _check_layer(row, name, layer, f"layer {number} ({name}) of {type(model).__name__}")
-        own_heads = heads.get(number) if isinstance(heads, Mapping) else heads
-        own_lam = lam.get(number) if isinstance(lam, Mapping) else lam
-        made[number] = _make(name, layer, row.name, options, own_heads, own_lam)
+        where = f"layer {number} ({name}) of {type(model).__name__}"
+        made[number] = prepare(
+            row, text, name, layer, where, of_layer(heads, number), of_layer(lam, number)
+        )
     # all is well: nothing of the model was touched before this line
-    register_converted()
-    record = dict(getattr(model.config, NAME, None) or {})
     for number, swapped in made.items():
-        _put(known[number][1], swapped)
-        record[str(number)] = {"operator": _text(row.name, options), "heads": swapped.heads}
-    setattr(model.config, NAME, record)
+        put(model, number, known[number][1], swapped, text)
     return model
 
 
@@ -123,7 +118,15 @@ def convert_as_recorded(model: "PreTrainedModel", record: Mapping[str, Any]) -> 
         convert(model, entry["operator"], layers=[int(number)], heads=entry["heads"])
 
 
-def _put(layer: nn.Module, swapped: Swapped) -> None:
+def put(
+    model: "PreTrainedModel", number: int, layer: nn.Module, swapped: Swapped, text: str
+) -> None:
+    """Let a layer of a model compute with what was prepared for it, and record that."""
+    register_converted()
+    swapped.text = text
+    record = dict(getattr(model.config, NAME, None) or {})
+    record[str(number)] = {"operator": text, "heads": swapped.heads}
+    setattr(model.config, NAME, record)
     earlier = getattr(layer, NAME, None)
     if isinstance(earlier, Swapped):
         earlier.leave()
@@ -136,125 +139,26 @@ def _put(layer: nn.Module, swapped: Swapped) -> None:
     layer.config = config
 
 
-def _check_layer(row: Operator, name: str, layer: nn.Module, where: str) -> None:
-    """Refuse at once what no call of the layer could do."""
-    if not row.causal and hides_the_future(name, layer):
-        raise refuse_causal("convert", row.name, where)
-    if row.square and is_cross_attention(layer, name):
-        raise ValueError(
-            f"convert: {row.name} may not be used in {where}, where queries and keys are different "
-            f"tokens: {row.name} needs as many queries as keys; name the other layers with layers="
-        )
-    pairs = hides_pairs(layer)
-    if row.masks != "any" and pairs is not None:
-        able = [known for known, one in OPERATORS.items() if one.causal and one.masks == "any"]
-        raise ValueError(
-            f"convert: {row.name} may not be used in {where}, which {pairs}: {row.name} can leave "
-            f"out whole tokens, but treats all pairs alike; use {' or '.join(able)}"
-        )
-
-
-def _make(
+def prepare(
+    row: Operator,
+    text: str,
     name: str,
     layer: nn.Module,
-    operator: str,
-    options: dict[str, Any],
+    where: str,
     heads: Heads | None,
     lam: Start | None,
 ) -> Swapped:
+    """What will compute in a layer; the layer is not touched."""
+    crosses = is_cross_attention(layer, name)
+    check_layer(
+        row, where, ordered=hides_the_future(name, layer), crosses=crosses, pairs=hides_pairs(layer)
+    )
     count = count_heads(name, layer)
-    asked = heads
-    if heads is not None:
-        heads = _check_heads(name, heads, count)
-    size = count if heads is None else len(heads)
-    module = build_operator(_text(operator, options), size, head_size(layer))
-    if lam is not None:
-        try:
-            start = torch.as_tensor(lam)
-            start = start if start.is_floating_point() else start.to(torch.float32)
-        except (TypeError, ValueError, RuntimeError):
-            start = None
-        if start is None or isinstance(lam, bool | str):
-            raise TypeError(
-                f"convert: lam must be a number, or one for each of {size} heads, but it is {lam!r}"
-            )
-        inputs.check_lam("convert", start, (size,))
-        if asked is not None:
-            # heads are kept in order, and each keeps the number that was said beside it
-            start = start.expand(size)[torch.tensor(asked).argsort()]
-        with torch.no_grad():
-            module.get_parameter("lam").copy_(start)
+    chosen = None if heads is None else check_heads(name, heads, count)
+    module = make_operator(text, heads, count, head_size(layer), lam)
     like = next(layer.parameters(), None)
     module = module if like is None else module.to(like.device)
-    swapped = Swapped(module, None if size == count else heads, count, layer.config)
-    swapped.crosses = is_cross_attention(layer, name)
+    everywhere = chosen is None or len(chosen) == count
+    swapped = Swapped(module, None if everywhere else chosen, count, layer.config)
+    swapped.crosses = crosses
     return swapped
-
-
-def _check_heads(name: str, heads: Heads, count: int) -> list[int]:
-    """Chosen heads of a layer, in order."""
-    chosen = list(heads) if isinstance(heads, Sequence) and not isinstance(heads, str) else [None]
-    whole = all(isinstance(head, int) and not isinstance(head, bool) for head in chosen)
-    within = whole and bool(chosen) and min(chosen) >= 0 and max(chosen) < count
-    if not within or len(set(chosen)) < len(chosen):
-        raise ValueError(
-            f"convert: heads of the layer {name} must be different numbers from 0 to "
-            f"{count - 1}, at least one, but they are {heads!r}"
-        )
-    return sorted(chosen)
-
-
-def _learning(
-    text: str, name: str, known: Mapping[str, Any], options: dict[str, Any]
-) -> dict[str, Any]:
-    """The options of an operator whose lam starts at given values and is learned."""
-    if "lam" not in known:
-        raise ValueError(f"convert: {name} has no lam to start from; leave lam out, or use elastic")
-    if "lam" in options:
-        raise ValueError(f"convert: lam is given twice, in {text!r} and as lam=; choose one")
-    return options | {"learn": "head"}
-
-
-def _choose_layers(
-    model: nn.Module,
-    known: list[tuple[str, nn.Module]],
-    layers: Sequence[int | str] | None,
-    heads: Any,
-    lam: Any,
-) -> list[int]:
-    named = [set(choice) for choice in (heads, lam) if isinstance(choice, Mapping)]
-    if layers is None:
-        layers = sorted(set.intersection(*named)) if named else range(len(known))
-        if not layers:
-            raise ValueError(
-                "convert: heads and lam must name a layer in common, or lam and heads of one that "
-                f"exists, but they name {[sorted(some) for some in named]}"
-            )
-    if isinstance(layers, str) or not isinstance(layers, Iterable):
-        raise TypeError(f"convert: layers must be a list, but it is {layers!r}; write [{layers!r}]")
-    layers = list(layers)
-    if not layers:
-        raise ValueError(
-            "convert: layers must name a layer, but it is empty; leave it out to convert all"
-        )
-    chosen: set[int] = set()
-    for layer in layers:
-        if isinstance(layer, str):
-            found = {i for i, (name, _) in enumerate(known) if f"{name}.".startswith(f"{layer}.")}
-        elif isinstance(layer, bool):
-            found = set()
-        else:
-            found = {layer} & set(range(len(known)))
-        if not found:
-            raise ValueError(
-                f"convert: there is no layer {layer!r} in {type(model).__name__}; its "
-                f"{len(known)} attention layers are 0 ({known[0][0]}) to {len(known) - 1} "
-                f"({known[-1][0]})"
-            )
-        chosen |= found
-    return sorted(chosen)
-
-
-def _text(name: str, options: Mapping[str, Any]) -> str:
-    """An operator in words, as `parse_operator` reads it."""
-    return f"{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"

@@ -1,7 +1,6 @@
 """The attention function that transformers calls, and the names under which it is found."""
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,12 +9,13 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
 
 from bistoch.functional import OPERATORS
-from bistoch.functional.pose import working_dtype
 from bistoch.integrations.huggingface.caches import recall, remember
 from bistoch.integrations.huggingface.layers import hides_the_future, is_cross_attention
-from bistoch.integrations.huggingface.masks import looks_causal, read_masks
 from bistoch.integrations.huggingface.swapped import Swapped
 from bistoch.nn import Softmax, build_operator
+from bistoch.nn.swap.choose import check_scale, refuse_causal
+from bistoch.nn.swap.masks import looks_causal, read_masks
+from bistoch.nn.swap.tokens import scale_tokens, share_keys
 
 # the implementation of converted layers, and the name of what `convert` puts into them
 NAME = "bistoch"
@@ -110,11 +110,9 @@ def attend(
                 "leave this layer out of the swap"
             )
     # grouped queries: several query heads share the keys and values of one
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    key, value = share_keys(query.shape[1], key, value)
     dtype = query.dtype
-    query, key, value = _scaled(query, key, value, scaling)
+    query, key, value = scale_tokens(query, key, value, scaling)
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
     n, m = query.shape[-2], key.shape[-2]
     independent = swapped.rows_are_independent
@@ -158,15 +156,6 @@ def attend(
     return result.transpose(1, 2).contiguous(), plan
 
 
-def refuse_causal(operator: str, name: str, where: str) -> ValueError:
-    """The mistake of balancing columns where the future must stay hidden."""
-    causal = [known for known, row in OPERATORS.items() if row.causal]
-    return ValueError(
-        f"{operator}: {name} may not be used in {where}, whose queries must not know of later "
-        f"ones: a balanced column sums over the future; use {' or '.join(causal)}"
-    )
-
-
 def _register(functions: Mapping[str, Callable[..., Any]]) -> None:
     interface, mask_interface, make_mask = import_interfaces()
     for text, function in functions.items():
@@ -188,16 +177,6 @@ def _attend_converted(module: nn.Module, *arguments: Any, **options: Any) -> Any
 SOFTMAX = Swapped(Softmax(), None, 1, None)
 
 
-def _scaled(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> tuple[Tensor, ...]:
-    """Tokens such that the scale of the operators, 1/sqrt(d), is the scale of the model."""
-    factor = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
-    if math.isclose(factor, 1.0, rel_tol=1e-6):
-        return query, key, value
-    # a product in half precision would be rounded, or overflow
-    query, key, value = (x.to(working_dtype(x.dtype)) for x in (query, key, value))
-    return query * factor, key, value
-
-
 def _check_order(
     swapped: Swapped, module: nn.Module, causal: bool, lacks_rows: bool, n: int, m: int
 ) -> None:
@@ -209,13 +188,4 @@ def _check_order(
             f"attend: {operator.name} needs all rows at once, but {layer} asks for {n} of {m}; "
             "generate with use_cache=False, or swap causal_elastic in with convert, which keeps "
             "what it needs beside the cache"
-        )
-
-
-def check_scale(function: str, text: str, options: dict[str, Any]) -> None:
-    """Refuse a scale of the scores: a model has its own."""
-    if options.get("scale") is not None:
-        raise ValueError(
-            f"{function}: {text!r} sets scale, but a model sets the scale of its own scores; "
-            "leave it out, and use eps for a temperature"
         )

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from bistoch.functional import CausalState, softmax_attention, softmax_plan
 from bistoch.integrations.huggingface.caches import find_cache_layer
-from bistoch.integrations.huggingface.masks import Masks, forget_causal
 from bistoch.nn import OperatorModule
 from bistoch.nn.over_ranks import attend_over_ranks
+from bistoch.nn.swap.masks import Masks, forget_causal
 
 
 class Swapped(nn.Module):
@@ -42,6 +42,8 @@ class Swapped(nn.Module):
         self.heads = None if heads is None else list(heads)
         self.count = count
         self.config = config
+        # the operator in words, once it is part of a model
+        self.text = ""
         # whether the keys are other tokens than the queries; the name of the layer may tell
         self.crosses = False
         # the cache of the call that is under way, for an operator that decodes
@@ -73,6 +75,11 @@ class Swapped(nn.Module):
         return self.heads is None and self.operator.row.always_causal
 
     @property
+    def causal(self) -> bool:
+        """Whether a causal mask hides the future from every row."""
+        return self.operator.causal
+
+    @property
     def rows_are_independent(self) -> bool:
         """Whether no row depends on another."""
         return self.operator.rows_are_independent
@@ -94,8 +101,9 @@ class Swapped(nn.Module):
             return self.operator(query, key, value, **self._own(masks))
         ours, rest = self.heads, self._rest()
         own = self._own(_of(masks, ours))
-        swapped = self.operator(query[:, ours], key[:, ours], value[:, ours], **own)
-        others = self._softmax(query[:, rest], key[:, rest], value[:, rest], _of(masks, rest))
+        swapped = self.operator(*_heads(ours, query, key, value), **own)
+        q, k, v = _heads(rest, query, key, value)
+        others = self._softmax(q, k, v, _of(masks, rest))
         return self._merge(swapped, others)
 
     def step(
@@ -112,11 +120,10 @@ class Swapped(nn.Module):
             return operator.step(query, key, value, state, **self._own(masks))
         ours, rest = self.heads, self._rest()
         own = self._own(_of(masks, ours))
-        swapped, state = operator.step(query[:, ours], key[:, ours], value[:, ours], state, **own)
+        swapped, state = operator.step(*_heads(ours, query, key, value), state, **own)
         # the rest of a cache of fixed size is hidden by the mask of the model
-        others = softmax_attention(
-            query[:, rest], key[:, rest], value[:, rest], **_for_softmax(_of(masks, rest))
-        )
+        q, k, v = _heads(rest, query, key, value)
+        others = softmax_attention(q, k, v, **_for_softmax(_of(masks, rest)))
         return self._merge(swapped, others), state
 
     def plan(
@@ -132,8 +139,8 @@ class Swapped(nn.Module):
         if self.heads is None:
             return self.operator.plan(query, key, **self._own(masks))
         ours, rest = self.heads, self._rest()
-        swapped = self.operator.plan(query[:, ours], key[:, ours], **self._own(_of(masks, ours)))
-        others = softmax_plan(query[:, rest], key[:, rest], **_for_softmax(_of(masks, rest)))
+        swapped = self.operator.plan(*_heads(ours, query, key), **self._own(_of(masks, ours)))
+        others = softmax_plan(*_heads(rest, query, key), **_for_softmax(_of(masks, rest)))
         return self._merge(swapped, others)
 
     def step_plan(
@@ -188,16 +195,22 @@ class Swapped(nn.Module):
     def _merge(self, swapped: Tensor, others: Tensor) -> Tensor:
         order = [*(self.heads or ()), *self._rest()]
         places = sorted(range(self.count), key=order.__getitem__)
-        return torch.cat([swapped, others], 1)[:, places]
+        return torch.cat([swapped, others], -3)[..., places, :, :]
+
+
+def _heads(heads: list[int], *tokens: Tensor) -> Any:
+    return [x[..., heads, :, :] for x in tokens]
 
 
 def _of(masks: Masks, heads: list[int]) -> Masks:
     """The masks of some heads; an axis of size one is shared by all."""
-    chosen = {
-        name: mask[:, heads] if isinstance(mask, Tensor) and mask.shape[1] > 1 else mask
-        for name, mask in masks.items()
-    }
-    return Masks(**chosen)  # type: ignore[typeddict-item]
+    mask, *padding = masks["mask"], masks["query_mask"], masks["key_mask"]
+    if mask is not None and mask.ndim > 2 and mask.shape[-3] > 1:
+        mask = mask[..., heads, :, :]
+    query_mask, key_mask = (
+        x[..., heads, :] if x is not None and x.ndim > 1 and x.shape[-2] > 1 else x for x in padding
+    )
+    return Masks(mask=mask, query_mask=query_mask, key_mask=key_mask)
 
 
 def _for_softmax(masks: Masks) -> Masks:

@@ -1,4 +1,4 @@
-"""The masks of transformers in the words of the operators: pairs, biases, and who is padding."""
+"""The masks of models in the words of the operators: pairs, biases, and who is padding."""
 
 from typing import TypedDict
 
@@ -30,8 +30,8 @@ def read_masks(
     """Tell padding from patterns and biases.
 
     A key that no query may see is padding. In self-attention its query is padding too, and an
-    operator whose rows depend on each other must not count it: transformers never says so, since
-    for softmax it makes no difference.
+    operator whose rows depend on each other must not count it: models never say so, since for
+    softmax it makes no difference.
 
     Args:
         attention_mask: as transformers makes it: boolean, or a float bias with very low entries,
