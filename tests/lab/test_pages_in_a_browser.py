@@ -18,6 +18,9 @@ PROBE = """<script>
 window.addEventListener('load', () => {
   const sizes = [...document.images].map(i => i.naturalWidth);
   document.body.dataset.sizes = sizes.join(' ');
+  document.body.dataset.wide = document.documentElement.scrollWidth - window.innerWidth;
+  const filter = getComputedStyle(document.querySelector('figure img:not(.photos)')).filter;
+  document.body.dataset.filter = filter;
   document.body.dataset.asked = performance.getEntriesByType('resource')
     .map(e => e.name).filter(n => !n.startsWith('data:')).join(' ');
 });
@@ -46,9 +49,17 @@ def check(page, tmp_path, pictures):
     probed.write_text(html.replace("</body>", PROBE + "</body>"), encoding="utf-8")
     dom = chromium("--dump-dom", probed.as_uri(), profile=tmp_path / "profile")
     (sizes,) = re.findall(r'data-sizes="([^"]*)"', dom)
-    assert len(sizes.split()) == pictures
+    assert len(sizes.split()) == html.count("<img ") >= pictures
     assert all(int(size) > 100 for size in sizes.split())
     assert re.findall(r'data-asked="([^"]*)"', dom) == [""]
+    assert re.findall(r'data-filter="([^"]*)"', dom) == ["none"]
+    # on a narrow window tables are scrolled, the page is not; in the dark, drawings are turned
+    dom = chromium(
+        "--window-size=500,900", "--blink-settings=preferredColorScheme=0", "--dump-dom",
+        probed.as_uri(), profile=tmp_path / "narrow",
+    )  # fmt: skip
+    assert int(re.findall(r'data-wide="([^"]*)"', dom)[0]) <= 0
+    assert "invert(1)" in re.findall(r'data-filter="([^"]*)"', dom)[0]
     shot = tmp_path / "shot.png"
     chromium(
         f"--screenshot={shot}", "--window-size=1100,1600", page.as_uri(),
@@ -106,4 +117,4 @@ def test_the_page_of_a_comparison(tmp_path):
         "fashion-mnist-small", model, operators, (0,), Recipe(epochs=1, batch_size=1000)
     )
     page = run_compare(comparison, tmp_path / "out", Console(quiet=True), command="bistoch compare")
-    check(page, tmp_path, pictures=5)
+    check(page, tmp_path, pictures=7)

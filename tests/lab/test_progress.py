@@ -10,16 +10,34 @@ from bistoch.lab.progress import progress
 
 
 def test_plain_lines_have_numbers_results_and_the_time_left(monkeypatch):
-    clock = iter(range(0, 10_000, 60))
-    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     console = Console(file=io.StringIO(), width=80)
     with progress(console, 3) as shown:
         for name, kept in (("old", True), ("a [x]", False), ("b", False)):
             shown.start(name)
             shown.step(1, 2, "loss 0.3")
+            now[0] += 0 if kept else 50
             shown.finish(name, "loss 0.1", kept=kept)
     lines = console.file.getvalue().splitlines()
-    assert lines == ["2/3 a [x]: loss 0.1 (1 min left)", "3/3 b: loss 0.1"]
+    assert lines == ["2/3 a [x]: loss 0.1 (50 s left)", "3/3 b: loss 0.1"]
+
+
+def test_a_long_item_says_every_minute_how_far_it_is(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    console = Console(file=io.StringIO(), width=80)
+    with progress(console, 2) as shown:
+        shown.start("flow")
+        for step in range(1, 10):
+            now[0] += 20
+            shown.step(step, 10, "loss 0.3")
+        shown.finish("flow")
+    lines = console.file.getvalue().splitlines()
+    assert lines == [
+        "flow, step 3/10: loss 0.3 (6 min left)", "flow, step 6/10: loss 0.3 (5 min left)",
+        "flow, step 9/10: loss 0.3 (4 min left)", "1/2 flow (3 min left)",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("animated", [True, False])

@@ -63,7 +63,8 @@ def test_markdown_and_record_beside_the_page(tmp_path):
     assert (tmp_path / "figures" / "curves.png").read_bytes() == PIXEL
     assert json.loads((tmp_path / "report.json").read_text()) == {"x": 1}
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert text.startswith("# &lt;title>\n\n```console\nbistoch x\n```\n\n## Part\n")
+    assert text.startswith("# &lt;title>\n\n## Part\n")
+    assert text.endswith("## Command\n\n```console\nbistoch x\n```\n")
     assert "| a\\|b | c |\n| --- | --- |\n| x y | 0.1235 |\n\nbelow\n" in text
     assert "![curves](figures/curves.png)" in text
     assert "| it holds | 0.5 \\| 0.6 | yes |" in text
@@ -109,3 +110,63 @@ def test_a_table_that_is_too_wide_loses_deviations_and_then_columns():
     assert "±" not in printed(44)
     assert printed(30).count("0.123") == 2
     assert "Not shown here: third." in " ".join(printed(30).split())
+
+
+def test_a_page_opens_with_what_was_found_and_ends_with_its_command(tmp_path):
+    console = Console(file=io.StringIO(), width=80)
+    report = Report("title", "bistoch x", console)
+    report.text("first written")
+    report.finding("Half of it <is> gone.", caption="unused")
+    path = report.write(tmp_path / "report.html", markdown=True)
+    page = path.read_text(encoding="utf-8")
+    assert page.index('<p class="finding">Half of it &lt;is&gt;') < page.index("first written")
+    assert page.index("first written") < page.index("<pre>bistoch x</pre>")
+    assert "Half of it <is> gone." in console.file.getvalue()
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert text.startswith("# title\n\n**Half of it &lt;is> gone.**\n")
+
+
+def test_what_is_folded_is_between_its_tags(tmp_path):
+    report = Report("title")
+    with report.folded("No <difference>"):
+        report.text("inside")
+    report.text("outside")
+    page = report.write(tmp_path / "report.html", markdown=True).read_text(encoding="utf-8")
+    inside = re.search(r"<details><summary>(.*?)</summary>(.*?)</details>", page, re.DOTALL)
+    assert inside[1] == "No &lt;difference&gt;"
+    assert "inside" in inside[2]
+    assert "outside" not in inside[2]
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "<details><summary>No &lt;difference></summary>\n\ninside\n\n</details>" in text
+
+
+def test_tokens_of_any_script_and_signs_of_formulas_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    import torch
+
+    from bistoch.analysis import draw_plans
+
+    tokens = ["猫", "$x$", "a_b^c"]
+    figure = draw_plans({"plan": torch.eye(3)}, queries=tokens, keys=tokens)
+    report = Report("tokens")
+    report.figure(figure, "tokens")
+    assert "data:image/png" in report.write(tmp_path / "report.html").read_text(encoding="utf-8")
+    axes = next(axes for axes in figure.axes if axes.get_label() == "plan")
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["猫", r"\$x\$", "a_b^c"]
+
+
+def test_drawings_turn_dark_photographs_do_not_and_telephones_get_their_own(tmp_path):
+    figures = pytest.importorskip("matplotlib.figure")
+    report = Report("figures")
+    tall = figures.Figure(figsize=(1, 2))
+    report.figure(figures.Figure(figsize=(2, 1)), "drawing", narrow=lambda: tall)
+    report.figure(figures.Figure(figsize=(1, 1)), "photo", photos=True)
+    page = report.write(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "prefers-color-scheme: dark" in page
+    assert "figure img:not(.photos) { filter: invert(1)" in page
+    assert (
+        len(re.findall(r'<source media="\(max-width: 45rem\)" srcset="data:image/png', page)) == 1
+    )
+    assert re.findall(r'<img class="(\w+)" alt="(\w+)"', page) == [
+        ("narrow", "drawing"), ("photos", "photo"),
+    ]  # fmt: skip

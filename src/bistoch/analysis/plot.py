@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,9 +28,17 @@ LEFT, RIGHT, EDGE, GAP = 0.42, 0.72, 0.06, 0.28
 TITLE, BARS, CAPTION, WIDTH, SIDE, PAD = 0.3, 0.62, 0.3, 2.3, 0.17, 0.05
 # titles: the sizes of letters in points, and how wide one is for its size, rounded up to pixels
 LARGE, SMALL, LETTER = 11, 7.5, 0.67
+# names of tokens: their size in points, letters that are shown, inches of one, and the widest plan
+TINY, LETTERS, PER_NAME, WIDEST = 7.5, 12, 0.15, 5.0
 
 
-def draw_plans(plans: Mapping[str, Float[Tensor, "n m"]]) -> "matplotlib.figure.Figure":
+def draw_plans(
+    plans: Mapping[str, Float[Tensor, "n m"]],
+    *,
+    queries: Sequence[str] = (),
+    keys: Sequence[str] = (),
+    across: int = PER_LINE,
+) -> "matplotlib.figure.Figure":
     """Plans side by side, each under the bars of its column sums and beside those of its row sums.
 
     All panels share one scale of colours and one of bars. A dashed line marks the balanced column
@@ -39,6 +47,8 @@ def draw_plans(plans: Mapping[str, Float[Tensor, "n m"]]) -> "matplotlib.figure.
 
     Args:
         plans: one matrix per label.
+        queries, keys: names of the tokens along the axes; of many, only some are shown.
+        across: plans side by side, at most.
 
     >>> import torch
     >>> figure = draw_plans({"even": torch.full((3, 3), 1 / 3), "hard": torch.eye(3)})
@@ -50,11 +60,14 @@ def draw_plans(plans: Mapping[str, Float[Tensor, "n m"]]) -> "matplotlib.figure.
         raise ValueError("draw_plans: plans must hold at least one plan, but it is empty")
     by_name = {name: add_up(name, plan) for name, plan in plans.items()}
     # six plans look better as three and three than as four and two
-    lines = math.ceil(len(by_name) / PER_LINE)
+    lines = math.ceil(len(by_name) / across)
     per_line = math.ceil(len(by_name) / lines)
     n, m = next(iter(by_name.values())).plan.shape
-    height = min(max(WIDTH * n / m, 0.8), 2 * WIDTH)
-    panel_width, panel_height = WIDTH + PAD + SIDE + GAP, TITLE + BARS + PAD + height + CAPTION
+    width = min(max(WIDTH, PER_NAME * m), WIDEST) if keys else WIDTH
+    height = min(max(width * n / m, PER_NAME * n if queries else 0.8, 0.8), 2 * width)
+    beside, below = _room(queries), _room(keys)
+    panel_width, panel_height = width + PAD + SIDE + GAP, TITLE + BARS + PAD + height + CAPTION
+    panel_width, panel_height = panel_width + beside, panel_height + below
     page = (LEFT + per_line * panel_width + RIGHT, 2 * EDGE + lines * panel_height)
     figure = figure_module.Figure(figsize=page)
 
@@ -67,15 +80,16 @@ def draw_plans(plans: Mapping[str, Float[Tensor, "n m"]]) -> "matplotlib.figure.
     tallest = max(sums.columns.max().item() for sums in by_name.values()) or 1.0
     lowest = min(0.0, *(sums.columns.min().item() for sums in by_name.values()))
     for number, (name, sums) in enumerate(by_name.items()):
-        left = LEFT + (number % per_line) * panel_width
-        bottom = page[1] - EDGE - (1 + number // per_line) * panel_height + CAPTION
-        plan = place(left, bottom, WIDTH, height, name)
-        columns = place(left, bottom + height + PAD, WIDTH, BARS, f"{name} columns")
-        rows = place(left + WIDTH + PAD, bottom, SIDE, height, f"{name} rows")
+        left = LEFT + beside + (number % per_line) * panel_width
+        bottom = page[1] - EDGE - (1 + number // per_line) * panel_height + CAPTION + below
+        plan = place(left, bottom, width, height, name)
+        columns = place(left, bottom + height + PAD, width, BARS, f"{name} columns")
+        rows = place(left + width + PAD, bottom, SIDE, height, f"{name} rows")
         image = _draw_plan(plan, sums, heaviest, deepest)
+        _name_tokens(plan, queries, keys, height / n, width / m)
         _draw_columns(columns, sums, lowest, tallest)
         _draw_rows(rows, sums)
-        title, size = _fit_title(name, panel_width - PAD)
+        title, size = _fit_title(name, panel_width - beside - PAD)
         columns.set_title(
             title, fontsize=size, color=INK, pad=5, fontfamily="monospace", linespacing=1.0
         )
@@ -85,6 +99,24 @@ def draw_plans(plans: Mapping[str, Float[Tensor, "n m"]]) -> "matplotlib.figure.
     scale = place(page[0] - RIGHT + 0.08, bottom, 0.11, min(height, 1.5), "scale")
     _draw_scale(scale, image)
     return figure
+
+
+def _room(names: Sequence[str]) -> float:
+    """Inches that the longest of some names takes."""
+    return max((min(len(name), LETTERS) for name in names), default=0) * LETTER * TINY / 72
+
+
+def _name_tokens(
+    axes: Any, queries: Sequence[str], keys: Sequence[str], tall: float, wide: float
+) -> None:
+    """Names along the axes of a plan; where cells are smaller than names, every second, third..."""
+    for axis, names, inches in ((axes.yaxis, queries, tall), (axes.xaxis, keys, wide)):
+        every = max(1, math.ceil(1.25 * TINY / 72 / inches)) if names else 1
+        shown = range(0, len(names), every)
+        turn = 90 if axis is axes.xaxis else 0
+        # a dollar would begin a formula
+        words = [names[i][:LETTERS].replace("$", r"\$") for i in shown]
+        axis.set_ticks(list(shown), words, fontsize=TINY, color=INK, rotation=turn)
 
 
 def _import_matplotlib() -> Any:

@@ -12,12 +12,17 @@ from rich.console import Console
 from bistoch.cli.errors import user_errors
 from bistoch.cli.options import (
     PANEL,
+    Corrupt,
     Data,
     Device,
+    ImageSize,
     Length,
     Model,
+    OnCorrupt,
+    ResizeTo,
     TensorBoard,
     option,
+    read_pictures,
     with_recipe,
 )  # fmt: skip
 
@@ -51,6 +56,9 @@ def compare(
     seeds: Annotated[int, option("How many seeds, from 0 on.", min=1)] = 3,
     lr: LearningRates = None,
     length: Length = None,
+    resize: ResizeTo = None,
+    image_size: ImageSize = None,
+    corrupt: OnCorrupt = Corrupt.REFUSE,
     device: Device = "cpu",
     tensorboard: TensorBoard = False,
     out: Out = Path("compare-results"),
@@ -72,5 +80,6 @@ def compare(
     )  # fmt: skip
     run_compare(
         comparison, out, Console(highlight=False), length=length, tensorboard=tensorboard,
+        pictures=read_pictures(resize, image_size, corrupt),
         device=read_device(device, "compare"), command=shlex.join(["bistoch", *sys.argv[1:]]),
     )  # fmt: skip

@@ -10,7 +10,10 @@ from bistoch.cli.errors import user_errors
 from bistoch.cli.options import option
 
 Name = Annotated[
-    str, typer.Argument(help="A folder with a model of transformers, or its name on the hub.")
+    str,
+    typer.Argument(
+        help="A folder with a model of transformers, its name on the hub, or a `bistoch train` run."
+    ),
 ]
 Texts = Annotated[list[str] | None, option("An input text; repeat for several.")]
 File = Annotated[Path | None, option("A file with one text per line.", dir_okay=False)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from bistoch.lab.data import Pictures
     from bistoch.lab.train import Recipe
 
 
@@ -42,7 +43,21 @@ class Parallel(StrEnum):
     FSDP = "fsdp"
 
 
-PANEL = "Recipe"
+class Resize(StrEnum):
+    """How pictures get one size."""
+
+    FIT = "fit"
+    CROP = "crop"
+
+
+class Corrupt(StrEnum):
+    """What becomes of files that cannot be read."""
+
+    REFUSE = "refuse"
+    SKIP = "skip"
+
+
+PANEL, IMAGES = "Recipe", "Folders of images"
 
 
 def option(text: str, *names: str, default: str | bool = True, **more: Any) -> Any:
@@ -63,10 +78,38 @@ Length = Annotated[
         default="256, 128, all", min=1,
     ),
 ]  # fmt: skip
+ResizeTo = Annotated[
+    Resize | None,
+    option(
+        "Scale images: fit keeps all of each and fills the rest, crop cuts what is outside.",
+        "--resize", default="one size for all", rich_help_panel=IMAGES,
+    ),
+]  # fmt: skip
+ImageSize = Annotated[
+    str | None,
+    option(
+        "Size to scale to, such as 64 or 48x64 (height x width).",
+        default="that of the median image, at most 64", rich_help_panel=IMAGES,
+    ),
+]  # fmt: skip
+OnCorrupt = Annotated[
+    Corrupt,
+    option(
+        "Files that cannot be read: refuse lists them and stops, skip leaves them out.",
+        "--corrupt", rich_help_panel=IMAGES,
+    ),
+]  # fmt: skip
 Device = Annotated[str, option("cpu, cuda, or cuda:1 for a certain GPU.")]
 TensorBoard = Annotated[
     bool, option("Also write files for TensorBoard.", "--tensorboard/--no-tensorboard")
 ]
+
+
+def read_pictures(resize: Resize | None, size: str | None, corrupt: Corrupt) -> "Pictures":
+    """How a folder of images is read, from the words of a command."""
+    from bistoch.lab.data import Pictures, read_size
+
+    return Pictures(None if resize is None else resize.value, read_size(size), corrupt.value)
 
 
 def _option(text: str) -> Any:

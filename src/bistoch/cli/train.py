@@ -1,12 +1,12 @@
 """The commands about one model: `bistoch train`, `eval`, `predict` and `generate`."""
 
 import csv
+import io
 import json
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -15,13 +15,18 @@ from bistoch.cli.errors import user_errors
 from bistoch.cli.options import (
     PANEL,
     AsJson,
+    Corrupt,
     Data,
     Device,
+    ImageSize,
     Length,
     Model,
+    OnCorrupt,
     Parallel,
+    ResizeTo,
     TensorBoard,
     option,
+    read_pictures,
     with_recipe,
 )  # fmt: skip
 
@@ -29,8 +34,6 @@ if TYPE_CHECKING:
     from bistoch.lab.progress import Display
     from bistoch.lab.train import Recipe, StepInfo
 
-# seconds between two lines of a log file within an epoch
-LINE_EVERY = 60.0
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a `bistoch train` run.")]
 Csv = Annotated[Path | None, option("Write a .csv file.", default="print", dir_okay=False)]
 Samples = Annotated[
@@ -52,6 +55,9 @@ def train(
     seed: Annotated[int, option("Of weights, order of samples and dropout.")] = 0,
     lr: Annotated[float, option("Learning rate.", rich_help_panel=PANEL)] = 1e-3,
     length: Length = None,
+    resize: ResizeTo = None,
+    image_size: ImageSize = None,
+    corrupt: OnCorrupt = Corrupt.REFUSE,
     device: Device = "cpu",
     parallel: Annotated[
         Parallel, option("With torchrun: every process has the model (ddp), or a shard (fsdp).")
@@ -74,13 +80,17 @@ def train(
     from bistoch.lab.train.run import describe_kept
     from bistoch.lab.train.tasks import DEFAULT_MODELS
 
-    recipe = replace(recipe, lr=lr)
+    recipe, pictures = replace(recipe, lr=lr), read_pictures(resize, image_size, corrupt)
     lab.import_safetensors()
     with lab.joined_ranks(device, parallel.value, timeout=timeout) as ranks:
         console = Console(highlight=False, quiet=not ranks.is_main)
         if tensorboard and not has_tensorboard():
             console.print(NO_TENSORBOARD, style="dim", markup=False)
-        task = lab.open_task(data, model, hold_out=recipe.patience is not None, length=length)
+        task = lab.open_task(
+            data, model, hold_out=recipe.patience is not None, length=length, pictures=pictures
+        )
+        for note in task.facts.get("notes", ()):
+            console.print(note, style="dim", markup=False, soft_wrap=True)
         setup = lab.Setup(data, model or DEFAULT_MODELS[task.kind], operator, recipe, seed)
         with progress(console, recipe.epochs) as shown:
             try:
@@ -101,10 +111,10 @@ def train(
 
 
 class _EpochProgress:
-    """Epochs of a run on a display; in a log file also a line every minute."""
+    """Epochs of a run on a display."""
 
     def __init__(self, shown: "Display"):
-        self.shown, self.epoch, self.printed = shown, 0, time.monotonic()
+        self.shown, self.epoch = shown, 0
 
     def __call__(self, info: "StepInfo") -> None:
         per_epoch = info.steps // self.shown.total
@@ -115,14 +125,10 @@ class _EpochProgress:
             text = ", ".join(f"{name.replace('_', ' ')} {x:.3f}" for name, x in row.items())
             # epochs of an earlier process are not repeated
             self.shown.finish(f"epoch {self.epoch}", text, kept=self.epoch <= before)
-            self.printed = time.monotonic()
         done, text = info.step - before * per_epoch, f"training loss {info.loss:.3f}"
         if self.epoch == before:
             self.shown.start(f"epoch {before + 1}")
             self.shown.step(done, per_epoch, text)
-        if not self.shown.console.is_terminal and time.monotonic() - self.printed >= LINE_EVERY:
-            self.printed = time.monotonic()
-            self.shown.print(f"epoch {before + 1}, step {done}/{per_epoch}: {text}")
 
 
 @user_errors()
@@ -146,25 +152,29 @@ def evaluate(
 def predict(
     run: Run,
     samples: Samples,
+    resize: ResizeTo = None,
+    corrupt: OnCorrupt = Corrupt.REFUSE,
     out: Annotated[
         Path | None, option("Write a .csv file.", default="print", dir_okay=False)
     ] = None,
 ) -> None:
-    """Classify your own images, texts or points with a trained model, with probabilities."""
+    """Classify your own images, texts or points with a trained model, with probabilities.
+
+    Images of another size are scaled as they were in training, or as --resize says.
+    """
     from bistoch.lab import train as lab
+    from bistoch.lab.files import write_whole
 
-    predictions = lab.predict(lab.restore_run(run), samples)
-
-    def write(stream: Any) -> None:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(lab.Prediction._fields)
-        writer.writerows((p.sample, p.label, f"{p.probability:.4f}") for p in predictions)
-
+    pictures = read_pictures(resize, None, corrupt)
+    predictions = lab.predict(lab.restore_run(run), samples, pictures=pictures)
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(lab.Prediction._fields)
+    writer.writerows((p.sample, p.label, f"{p.probability:.4f}") for p in predictions)
     if out is None:
-        write(sys.stdout)
-        return
-    with out.open("w", newline="", encoding="utf-8") as stream:
-        write(stream)
+        sys.stdout.write(table.getvalue())
+    else:
+        write_whole(out, table.getvalue().encode())
 
 
 @user_errors()

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+# seconds between two lines within an item, where there is no terminal
+LINE_EVERY = 60.0
+
 
 class Display:
     """What a long job tells about itself.
@@ -25,21 +28,27 @@ class Display:
         self._done = self._kept = 0
         self._began = time.monotonic()
         self._share, self._drawn = 0.0, -1.0
+        self._name, self._printed = "", self._began
         if bars is not None:
             self._all = bars.add_task("", total=total)
             self._item = bars.add_task("", total=None, visible=False)
 
     def start(self, name: str) -> None:
         """The next item begins."""
-        self._share = 0.0
+        self._share, self._name = 0.0, name
         if self._bars is not None:
             self._bars.update(self._all, description=self._words(name))
             self._bars.update(self._item, visible=False, completed=0, total=None)
             self._draw(now=True)
 
     def step(self, done: int, total: int, text: str = "") -> None:
-        """So many steps of the present item are done."""
+        """So many steps of the present item are done; in a log file a line every minute."""
         self._share = done / max(total, 1)
+        if self._bars is None and time.monotonic() - self._printed >= LINE_EVERY:
+            self._printed = time.monotonic()
+            left = self.time_left()
+            said = (f": {text}" if text else "") + (f" ({left} left)" if left else "")
+            self.print(f"{self._name}, step {done}/{total}{said}")
         if self._bars is not None:
             self._bars.update(
                 self._item, completed=done, total=total, visible=True, description=text
@@ -54,6 +63,7 @@ class Display:
             self._bars.update(self._all, completed=self._done, description=self._words(name))
             self._draw(now=True)
         elif not kept:
+            self._printed = time.monotonic()
             said = f": {text}" if text else ""
             left = self.time_left()
             left = f" ({left} left)" if left else ""

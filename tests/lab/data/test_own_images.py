@@ -71,7 +71,8 @@ def test_what_is_wrong_with_a_folder_is_named(paint, tmp_path):
     with pytest.raises(DataError, match="at least two classes, but it has 1 samples of 1"):
         load(folder)
     paint("dog/a.png", 1, size=(4, 5))
-    with pytest.raises(DataError, match=r"one size, but this one is 4 x 5 .* is 4 x 3; scale"):
+    told = r"one size, but there are 2 .*: 4 x 3 \(2 images, such as cat.a\.png\), 4 x 5 \(1 images"
+    with pytest.raises(DataError, match=told + r".*--resize fit or --resize crop"):
         load(folder)
     (folder / "dog" / "a.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"a\.png is cut or damaged, or not an image"):
@@ -97,7 +98,7 @@ def test_a_picture_of_more_bits_is_refused_and_not_spoiled(tmp_path, dtype):
     (tmp_path / "b").mkdir()
     for name in ("a/0", "a/1", "b/0", "b/1"):
         Image.fromarray(np.full((5, 7), 900, dtype)).save(tmp_path / f"{name}.tif")
-    with pytest.raises(DataError, match=r"0\.tif: images must have 8 bits for each colour"):
+    with pytest.raises(DataError, match=r"0\.tif \(images must have 8 bits for each colour"):
         load(tmp_path)
 
 
@@ -105,7 +106,7 @@ def test_a_picture_too_large_to_be_one(paint, monkeypatch):
     for name in ("a/0.png", "a/1.png", "b/0.png", "b/1.png"):
         folder = paint(name, 9)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3)
-    with pytest.raises(DataError, match=r"\.png is cut or damaged, or not an image \(.*exceeds"):
+    with pytest.raises(DataError, match=r"4 of 4 files cannot be read: .*0\.png \(Image.*exceeds"):
         load(folder)
 
 

@@ -28,7 +28,12 @@ def test_points_from_a_file(tmp_path):
         "points", str(tmp_path / "cloud.npy"), "--eps", "0.5", "--time", "1", "--out", str(out)
     )
     assert result.exit_code == 0, result.output
-    assert (out / "report.html").read_text().count("<img") == 3
+    page = (out / "report.html").read_text()
+    assert page.count("<img") == 3
+    rows = tables(out)["W2 to the exact heat flow of the points"]["rows"]
+    told = f"At t = 1 the flow is {rows[-1][1]:.3g} away from the exact heat flow of the points"
+    assert page.index(told) < page.index("<img")
+    assert told in result.stdout
     assert (out / "figures" / "points.gif").read_bytes().startswith(b"GIF89a")
     rows = tables(out)["W2 to the exact heat flow of the points"]["rows"]
     # as near as two draws of the truth

@@ -118,6 +118,9 @@ def test_the_page_and_the_record(tmp_path):
     console = Console(file=io.StringIO(), width=100)
     page = toy.go(tmp_path, 0, 1, console=console).read_text(encoding="utf-8")
     assert "<title>A &lt;toy&gt;</title>" in page
+    told = "1 of 2 claims holds here, 1 does not. Less loss: yes, measured -0.500"
+    assert page.index(told) < page.index("Does it?")
+    assert told in console.file.getvalue()
     assert "bistoch reproduce toy --smoke --seed 0 --seed 1" in page
     assert "smoke run" in page
     assert "0 &lt; 1" in page

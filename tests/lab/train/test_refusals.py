@@ -211,10 +211,11 @@ def test_a_log_file_gets_a_line_per_epoch(tmp_path, monkeypatch):
     assert lines[1].startswith("2/2 epoch 2: train loss 1.")
     assert ", accuracy 0." in lines[0]
     # and in long epochs a line every minute
-    monkeypatch.setattr(CLI_TRAIN, "LINE_EVERY", 0.0)
+    monkeypatch.setattr("bistoch.lab.progress.LINE_EVERY", 0.0)
     lines = run(*words, "--out", tmp_path / "b").stdout.splitlines()
     assert lines[0].startswith("epoch 1, step 1/4: training loss 1.")
-    assert sum(line.startswith("epoch ") for line in lines) == 8
+    assert sum(line.startswith("epoch ") for line in lines) == 6
+    assert lines[0].endswith(" s left)")
     # a finished run has nothing to tell but its result
     assert len(run(*words, "--out", tmp_path / "b").stdout.splitlines()) == 2
 

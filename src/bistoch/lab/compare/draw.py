@@ -9,12 +9,14 @@ from torch import Tensor
 
 from bistoch.analysis.plot import COLOURS
 from bistoch.lab.compare.attention import EDGES
-from bistoch.lab.drawing import INK, PALETTE, RULE, sheet, tidy
+from bistoch.lab.drawing import INK, PALETTE, RULE, grid, sheet, tidy
 
 # tokens that are named beside a plan, and panels side by side: more would be too small to read
 NAMED, ACROSS = 24, 4
 # characters of an operator's name above or beside a panel
 MAX_NAME = 30
+# the least width of an axis of scores, over the largest score
+SPAN = 0.04
 
 
 def colours_of(operators: Sequence[str]) -> dict[str, str]:
@@ -28,28 +30,102 @@ def colours_of(operators: Sequence[str]) -> dict[str, str]:
     return {name: found.get(name, "#000000") for name in operators}
 
 
-def draw_curves(curves: Mapping[str, Mapping[str, np.ndarray]], panels: Mapping[str, str]) -> Any:
+def draw_opening(
+    scores: Mapping[str, Sequence[float]],
+    peaks: Mapping[str, float],
+    title: str,
+    *,
+    across: int = 2,
+) -> Any:
+    """Test scores, one dot per seed and a line at the mean, and the load of the fullest key.
+
+    Args:
+        scores: for every operator, one score per seed.
+        peaks: for every operator, the largest column mass.
+        title: what the score is.
+        across: panels side by side.
+    """
+    names, colours = list(scores), colours_of(list(scores))
+    figure, (left, right) = grid(2, across, width=4.6, height=1.1 + 0.36 * len(names))
+    for place, name in enumerate(names):
+        values, colour = np.asarray(scores[name]), colours[name]
+        left.plot(values, [place] * len(values), "o", color=colour, markersize=5, alpha=0.55)
+        left.plot([values.mean()] * 2, [place - 0.28, place + 0.28], color=colour, linewidth=2.5)
+        right.barh(place, peaks[name], height=0.55, color=colour)
+        right.annotate(f"{peaks[name]:.1f}", (peaks[name], place), xytext=(4, 0), va="center",
+                       textcoords="offset points", fontsize=9, color=INK)  # fmt: skip
+    low, high = (edge(edge(values) for values in scores.values()) for edge in (min, max))
+    # a small difference is not drawn large
+    spare = max(0.0, max(SPAN * abs(high), 1e-3) - (high - low)) / 2
+    left.set_xlim(low - spare - 0.06 * (high - low), high + spare + 0.06 * (high - low))
+    right.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
+    right.set_xlim(0, 1.15 * max(1.0, *peaks.values()))
+    for panel, words in ((left, title), (right, "largest column mass (1 = even)")):
+        tidy(panel, words)
+        shown = panel is left or across == 1
+        labels = [short_name(name).replace(", ", ",\n") if shown else "" for name in names]
+        panel.set_yticks(range(len(names)), labels, fontsize=8)
+        panel.set_ylim(len(names) - 0.4, -0.6)
+        panel.grid(axis="y", visible=False)
+    return figure
+
+
+def draw_lam(lams: Mapping[str, np.ndarray], *, across: int = 3, first: int = 1) -> Any:
+    """Learned elasticities, the mean over seeds: one heatmap per operator, layers by heads.
+
+    Args:
+        lams: for every operator, an array (seeds, layers, heads).
+        across: heatmaps side by side.
+        first: the number of the first layer.
+
+    >>> len(draw_lam({"elastic(learn='head')": np.full((2, 3, 4), 0.5)}).axes)
+    2
+    """
+    layers, heads = next(iter(lams.values())).shape[1:]
+    size = {"width": max(2.6, 0.62 * heads + 1.2), "height": max(1.8, 0.42 * layers + 1.0)}
+    figure, panels = grid(len(lams), across, **size)
+    for panel, (name, values) in zip(panels, lams.items(), strict=True):
+        means = values.mean(0)
+        image = panel.imshow(means, cmap=COLOURS, vmin=0, vmax=1, aspect="auto")
+        for (layer, head), lam in np.ndenumerate(means):
+            panel.text(head, layer, f"{lam:.2f}", ha="center", va="center", fontsize=8,
+                       color="white" if lam > 0.6 else INK)  # fmt: skip
+        tidy(panel, short_name(name), "head", "layer")
+        panel.grid(visible=False)
+        panel.set_xticks(range(means.shape[1]))
+        panel.set_yticks(range(means.shape[0]), range(first, first + means.shape[0]))
+    bar = figure.colorbar(image, ax=panels, shrink=0.8, aspect=20, pad=0.02)
+    bar.ax.tick_params(labelsize=8, length=2, color=RULE)
+    bar.set_label("lam", fontsize=8, color=INK)
+    return figure
+
+
+def draw_curves(
+    curves: Mapping[str, Mapping[str, np.ndarray]], panels: Mapping[str, str], *, across: int = 4
+) -> Any:
     """Learning curves by epoch: one line per operator, and a band from lowest to highest seed.
 
     Args:
         curves: for every operator, under every name of `panels`, an array (seeds, epochs).
         panels: what is drawn, and the titles.
     """
-    figure, axes = _draw_lines(curves, panels, "epoch", band=True)
+    figure, axes = _draw_lines(curves, panels, "epoch", across, band=True)
     for panel in axes:
         # one epoch is one tick
         panel.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     return figure
 
 
-def draw_layers(found: Mapping[str, Mapping[str, np.ndarray]], panels: Mapping[str, str]) -> Any:
+def draw_layers(
+    found: Mapping[str, Mapping[str, np.ndarray]], panels: Mapping[str, str], *, across: int = 4
+) -> Any:
     """Numbers by layer: the mean over seeds, one line per operator.
 
     Args:
         found: for every operator, under every name of `panels`, an array (seeds, layers).
         panels: what is drawn, and the titles.
     """
-    figure, axes = _draw_lines(found, panels, "layer", band=False)
+    figure, axes = _draw_lines(found, panels, "layer", across, band=False)
     for panel, name in zip(axes, panels, strict=True):
         first = _first(name)
         count = max(values[name].shape[1] for values in found.values())
@@ -67,11 +143,12 @@ def _draw_lines(
     found: Mapping[str, Mapping[str, np.ndarray]],
     panels: Mapping[str, str],
     xlabel: str,
+    across: int,
     *,
     band: bool,
 ) -> tuple[Any, list[Any]]:
     colours = colours_of(list(found))
-    figure, ((*axes,),) = sheet(1, len(panels), width=3.6, height=3.1)
+    figure, axes = grid(len(panels), across, width=3.6, height=3.1)
     for panel, (name, title) in zip(axes, panels.items(), strict=True):
         for operator, numbers in found.items():
             values, colour = numbers[name], colours[operator]
@@ -83,21 +160,19 @@ def _draw_lines(
                                    linewidth=0)  # fmt: skip
         tidy(panel, title, xlabel)
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(found), 4),
+    figure.legend(handles, labels, loc="outside lower center",
+                  ncols=min(len(found), 2 * min(across, len(panels))),
                   fontsize=8, frameon=False)  # fmt: skip
     return figure, axes
 
 
-def draw_loads(loads: Mapping[str, np.ndarray]) -> Any:
+def draw_loads(loads: Mapping[str, np.ndarray], *, across: int = ACROSS) -> Any:
     """Histograms of column masses: one panel per operator, on one scale."""
     colours = colours_of(list(loads))
-    across = min(len(loads), ACROSS)
-    figure, axes = sheet(-(-len(loads) // across), across, width=3.0, height=2.5)
+    figure, axes = grid(len(loads), across, width=3.0, height=2.5)
     top = max(float(counts.max()) for counts in loads.values())
     widths = np.diff([*EDGES, EDGES[-1] + 0.1])
-    for panel in axes.flat[len(loads) :]:
-        panel.remove()
-    for panel, (operator, counts) in zip(axes.flat, loads.items(), strict=False):
+    for panel, (operator, counts) in zip(axes, loads.items(), strict=True):
         panel.bar(EDGES, counts, width=widths, align="edge", color=colours[operator])
         panel.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
         panel.set(xlim=(0, EDGES[-1] + 0.1), ylim=(0, 1.05 * top))

@@ -1,23 +1,47 @@
 """Attention on test samples: plans of one, and the mass of the patches or points of several."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from bistoch.analysis import metrics
+from bistoch.analysis import draw_plans, metrics
 from bistoch.lab.compare.attention import Captured, capture_samples
-from bistoch.lab.compare.draw import NAMED, draw_clouds, draw_images, draw_plans_by_layer
-from bistoch.lab.compare.summary import Row
-from bistoch.lab.train import Classification, Task, restore_run
+from bistoch.lab.compare.draw import (
+    NAMED,
+    draw_clouds,
+    draw_images,
+    draw_plans_by_layer,
+    short_name,
+)
+from bistoch.lab.compare.summary import Row, baseline_of
+from bistoch.lab.train import Classification, NextCharacter, Task, restore_run
 from bistoch.models import ViT
 
 # samples that are shown, and characters of a token
 SHOWN, TOKEN = 6, 12
 
 
-def example_figures(task: Task, rows: Sequence[Row]) -> Iterator[tuple[str, Any, str]]:
-    """Names, figures and captions of some test samples with the model of each operator."""
+class Example(NamedTuple):
+    """A figure of test samples: its file name, how to draw it, its caption, and what it is.
+
+    `narrow` draws it for telephones; `photos` says that it shows pictures, `folded` that it is more
+    detail than most readers want.
+    """
+
+    name: str
+    draw: Callable[[], Any]
+    caption: str
+    narrow: Callable[[], Any] | None = None
+    photos: bool = False
+    folded: bool = False
+
+
+def example_figures(task: Task, rows: Sequence[Row]) -> Iterator[Example]:
+    """Figures of some test samples with the model of each operator."""
     shown = _choose(task)
     models = {row.operator: restore_run(row.cells[0].folder).model for row in rows}
     captured = {
@@ -26,13 +50,14 @@ def example_figures(task: Task, rows: Sequence[Row]) -> Iterator[tuple[str, Any,
     }
     titles = [_class_of(task, row) for row in shown]
     of_class = f" of the class {titles[0]}" if titles[0] else ""
-    yield (
-        "plans",
-        draw_plans_by_layer(
-            {name: found[0].plans[0] for name, found in captured.items()}, _tokens(task, shown[0])
-        ),
+    tokens = _tokens(task, shown[0], models[rows[0].operator])
+    plans = {name: found[0].plans[0] for name, found in captured.items()}
+    yield _fullest_head(plans, tokens, rows, of_class)
+    yield Example(
+        "plans", partial(draw_plans_by_layer, plans, tokens),
         f"A test sample{of_class}: its plans, the mean of all heads. Rows are queries, columns are "
         "keys; darker is more, on one scale for all operators of a layer.",
+        folded=True,
     )  # fmt: skip
     if not isinstance(task, Classification):
         return
@@ -44,8 +69,8 @@ def example_figures(task: Task, rows: Sequence[Row]) -> Iterator[tuple[str, Any,
             name: [metrics.column_load(one.plans[0][layer]).mean(0).numpy() for one in found]
             for name, found in captured.items()
         }
-        yield (
-            "clouds", draw_clouds(samples, titles, loads),
+        yield Example(
+            "clouds", partial(draw_clouds, samples, titles, loads),
             "The mass that the points of clouds receive in the layer "
             f"{first.names[layer].removesuffix('.attention')}, relative to their even share: red "
             "is more, blue is less, grey is even.",
@@ -53,11 +78,38 @@ def example_figures(task: Task, rows: Sequence[Row]) -> Iterator[tuple[str, Any,
     vit = models[rows[0].operator]
     if isinstance(vit, ViT):
         maps = {name: [_patch_loads(one, vit) for one in found] for name, found in captured.items()}
-        yield (
-            "images", draw_images(samples, titles, maps),
+        yield Example(
+            "images", partial(draw_images, samples, titles, maps),
             "The mass that the patches of images receive in the last layer, relative to their even "
-            "share: red is more, blue is less, white is even.",
+            "share: red is more, blue is less, white is even.", photos=True,
         )  # fmt: skip
+
+
+def _fullest_head(
+    plans: Mapping[str, Sequence[Tensor]], tokens: Sequence[str], rows: Sequence[Row], of_class: str
+) -> Example:
+    """The head that overloads a key most with softmax (or the first), with every operator."""
+    first = (baseline_of(rows) or rows[0]).operator
+    # where a layer has one query there is nothing to balance
+    layers = [place for place, plan in enumerate(plans[first]) if plan.shape[-2] > 1]
+    loads = {
+        (layer, int(head)): peaks[head].item()
+        for layer in layers or [0]
+        for peaks in [metrics.column_load(plans[first][layer]).amax(-1)]
+        for head in [peaks.argmax()]
+    }
+    layer, head = max(loads, key=lambda place: loads[place])
+    chosen = {short_name(name): found[layer][head] for name, found in plans.items()}
+    n, m = plans[first][layer].shape[-2:]
+    queries, keys = (tokens if len(tokens) == count else () for count in (n, m))
+    draw = partial(draw_plans, chosen, queries=queries, keys=keys)
+    return Example(
+        "head", draw,
+        f"A test sample{of_class}: head {head} of layer {layer + 1}, the one in which a key is "
+        f"fullest with {first}, {loads[layer, head]:.1f} times its share. Rows are queries, "
+        "columns are keys; bars are column sums, the dashed line is the even share.",
+        narrow=partial(draw, across=1),
+    )  # fmt: skip
 
 
 def _choose(task: Task) -> list[int]:
@@ -78,7 +130,14 @@ def _class_of(task: Task, row: int) -> str:
     return str(task.facts["classes"][task.labels["test"][row]])
 
 
-def _tokens(task: Task, row: int) -> list[str]:
+def _tokens(task: Task, row: int, model: Any) -> list[str]:
+    if isinstance(model, ViT):
+        down, across = model.config.grid
+        patches = [f"{y + 1}:{x + 1}" for y in range(down) for x in range(across)]
+        return ["[class]"] * model.has_class + patches
+    if isinstance(task, NextCharacter):
+        ids = task.batch("test", torch.tensor([row])).inputs[0][0].tolist()
+        return [task.facts["tokens"][i].replace(" ", "␣").replace("\n", "↵") for i in ids]
     if not isinstance(task, Classification) or task.kind != "text":
         return []
     return [task.facts["tokens"][i][:TOKEN] for i in task.encoded["test"][row].tolist()]

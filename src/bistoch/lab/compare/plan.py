@@ -78,6 +78,8 @@ def configuration_of(setup: Setup, task: Task) -> dict[str, Any]:
     """All that the result of a run depends on."""
     samples = [task.count(split) for split in ("train", "valid", "test")]
     found = {"setup": setup, "samples": samples, "length": task.facts.get("length")}
+    if "resize" in task.facts:
+        found |= {"resize": task.facts["resize"], "image": task.sizes["image"]}
     if setup.data not in DATASETS:
         # a user's own files may change under the same name
         found["content"] = _content(setup.data)

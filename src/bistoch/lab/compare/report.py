@@ -1,29 +1,35 @@
 """The report of a comparison: HTML, Markdown with figures beside it, and JSON."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from textwrap import fill
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 from rich.console import Console
+from torch import Tensor
 
 from bistoch.lab.compare.cells import Cell
-from bistoch.lab.compare.draw import draw_curves, draw_layers, draw_loads
+from bistoch.lab.compare.draw import draw_curves, draw_lam, draw_layers, draw_loads, draw_opening
 from bistoch.lab.compare.examples import example_figures
+from bistoch.lab.compare.opening import finding, split_panels
 from bistoch.lab.compare.plan import Comparison
 from bistoch.lab.compare.summary import (
     Row,
     baseline_of,
     lam_table,
+    lams_of,
     layer_table,
     score_table,
     verdict,
 )
 from bistoch.lab.machine import DISTURBED, provenance
 from bistoch.lab.report import Report, Table, print_table
-from bistoch.lab.train import Task
+from bistoch.lab.train import Task, new_model
+from bistoch.models import operators
 
 PANELS = {
     "entropy": "entropy of rows (1 = uniform)", "sink": "largest sink score",
@@ -53,15 +59,15 @@ def write_report(found: Found, folder: Path, console: Console | None = None) -> 
     task, whole = found.task, [row for row in found.rows if row.cells]
     count = len(found.rows)
     words = "operators in the same model" if count > 1 else "operator"
-    report = Report(f"{task.name}: {count} {words}", console=console)
-    for note in found.notes:
-        report.text(note)
-    report.text(_intro(found))
+    report = Report(f"{task.name}: {count} {words}", found.command, console=console)
     scores = score_table(found.rows, task, found.times, lrs=len(found.comparison.lrs) > 1)
     if console is not None:
         print_scores(scores, console)
+    _open(report, found, whole)
+    for note in found.notes:
+        report.text(note)
+    report.text(_intro(found))
     if sentence := verdict(found.rows, task):
-        report.heading("Result")
         report.text(sentence, printed=True)
     for caption, table in found.tables.items():
         report.table(table.head, table.rows, caption)
@@ -70,13 +76,32 @@ def write_report(found: Found, folder: Path, console: Console | None = None) -> 
         for cell in row.diverged:
             report.text(f"{row.operator}, seed {cell.setup.seed}: {cell.diverged}")
     if whole:
-        _add_curves(report, found, whole)
         _add_attention(report, found, whole)
+        _add_curves(report, found, whole)
     report.heading("Protocol")
     report.table(("option", "value"), _protocol(found))
-    report.heading("Command")
-    report.code(found.command)
+    report.table(("option", "value"), model_options(found), "The model with all its options.")
     return report.write(folder / "report.html", markdown=True, record=record_of(found))
+
+
+def _open(report: Report, found: Found, whole: Sequence[Row]) -> None:
+    """What was found, and a picture of it."""
+    score = found.task.score_name
+    percent, scale = (" (%)", 100) if score == "accuracy" else ("", 1)
+    draw = None
+    if whole:
+        draw = partial(
+            draw_opening,
+            {row.operator: [scale * x for x in row.test(score)] for row in whole},
+            {row.operator: float(row.layers("peak").mean()) for row in whole},
+            f"test {score}{percent}",
+        )
+    report.finding(
+        finding(found.rows, found.task), draw,
+        "First the test score of every seed (dots) and their mean (line), then what the key that "
+        "receives most gets, over its even share; a mean over layers, heads, samples and seeds.",
+        "opening", narrow=draw and partial(draw, across=1),
+    )  # fmt: skip
 
 
 def print_scores(scores: Table, console: Console) -> None:
@@ -101,14 +126,40 @@ def _add_curves(report: Report, found: Found, rows: Sequence[Row]) -> None:
     }
     stops = found.comparison.recipe.patience is not None
     cut = " A line ends with the first of its seeds." if stops else ""
-    report.figure(
-        draw_curves(curves, panels),
-        f"Mean over seeds by epoch, with a band from the lowest seed to the highest.{cut}",
-        name="curves",
-    )  # fmt: skip
+    caption = f"Mean over seeds by epoch, with a band from the lowest seed to the highest.{cut}"
+    _add_panels(report, draw_curves, curves, panels, caption, "curves")
+
+
+def _add_panels(
+    report: Report,
+    draw: Callable[..., Any],
+    values: Mapping[str, Mapping[str, np.ndarray]],
+    panels: Mapping[str, str],
+    caption: str,
+    name: str,
+) -> None:
+    """Panels that show a difference between operators, and the others folded away."""
+    shown, same = split_panels(values, panels)
+    if shown:
+        figure = partial(draw, values, shown)
+        report.figure(figure, caption, name, narrow=partial(figure, across=1))
+    if same:
+        words = ", ".join(same.values())
+        with report.folded(f"No difference beyond seeds: {words}"):
+            figure = partial(draw, values, same)
+            report.figure(figure, caption, f"{name}_alike", narrow=partial(figure, across=1))
 
 
 def _add_attention(report: Report, found: Found, rows: Sequence[Row]) -> None:
+    examples = list(example_figures(found.task, rows))
+    report.heading("Attention on test samples")
+    report.text(f"Models of seed {rows[0].cells[0].setup.seed}.")
+    for one in examples:
+        if not one.folded:
+            report.figure(one.draw, one.caption, one.name, narrow=one.narrow, photos=one.photos)
+    with report.folded("All layers, the mean of all heads"):
+        for one in (one for one in examples if one.folded):
+            report.figure(one.draw, one.caption, one.name)
     report.heading("Attention")
     report.text(
         "Column mass is what a key receives from all queries, relative to its even share: 1 for "
@@ -117,25 +168,26 @@ def _add_attention(report: Report, found: Found, rows: Sequence[Row]) -> None:
         "number of directions that the states of a sample span. All are means over test samples, "
         "heads and seeds."
     )
+    loads = partial(draw_loads, {row.operator: row.layers("loads").mean(0) for row in rows})
     report.figure(
-        draw_loads({row.operator: row.layers("loads").mean(0) for row in rows}),
-        "Histogram of column masses in all layers and heads; the last bar holds all above four.",
-        name="columns",
+        loads, "Histogram of column masses in all layers and heads; the last bar holds all above "
+        "four.", "columns", narrow=partial(loads, across=1),
     )  # fmt: skip
-    report.figure(
-        draw_layers({r.operator: {name: r.layers(name) for name in PANELS} for r in rows}, PANELS),
-        "By layer; ranks begin with the states before the first layer.", name="layers",
-    )  # fmt: skip
-    report.table(*layer_table(rows))
-    lams = lam_table(rows)
-    if lams is not None:
+    values = {r.operator: {name: r.layers(name) for name in PANELS} for r in rows}
+    caption = "By layer; ranks begin with the states before the first layer."
+    _add_panels(report, draw_layers, values, PANELS, caption, "layers")
+    lams = lams_of(rows)
+    if lams:
         report.heading("Learned lam")
-        report.text("The elasticity of every head: 0 is softmax, 1 is fully balanced.")
-        report.table(*lams)
-    report.heading("Attention on test samples")
-    report.text(f"Models of seed {rows[0].cells[0].setup.seed}.")
-    for name, figure, caption in example_figures(found.task, rows):
-        report.figure(figure, caption, name=name)
+        report.figure(
+            partial(draw_lam, lams),
+            "The elasticity of every head, the mean over seeds: 0 is softmax, 1 is fully balanced.",
+            "lam", narrow=partial(draw_lam, lams, across=1),
+        )  # fmt: skip
+    with report.folded("Numbers by layer" + (", and of every seed" if lams else "")):
+        report.table(*layer_table(rows))
+        if (table := lam_table(rows)) is not None:
+            report.table(*table)
 
 
 def _intro(found: Found) -> str:
@@ -202,6 +254,26 @@ def _protocol(found: Found) -> list[tuple[str, str]]:
     return [(name.replace("_", " "), _plain(value)) for name, value in facts.items()]
 
 
+def model_options(found: Found) -> list[tuple[str, str]]:
+    """The config of the model and the options of every operator, defaults included."""
+    comparison = found.comparison
+    rows: list[tuple[str, str]] = []
+    for operator in comparison.operators:
+        model = new_model(comparison.setup(operator, comparison.seeds[0]), found.task)
+        if not rows:
+            sizes = asdict(cast(Any, model.config))
+            rows = [(name.replace("_", " "), _plain(value)) for name, value in sizes.items()]
+        module = next(iter(operators(model).values()), None)
+        if module is not None:
+            options = {
+                name: "learned" if isinstance(value, Tensor) else value
+                for name, value in module.options().items()
+            }
+            text = ", ".join(f"{name} {_plain(value)}" for name, value in options.items())
+            rows.append((operator, text or "no options"))
+    return rows
+
+
 def _plain(value: object) -> str:
     """A value of the protocol as text.
 
@@ -225,6 +297,7 @@ def record_of(found: Found) -> dict[str, Any]:
         "larger_is_better": task.larger_is_better,
         "times": dict(found.times),
         "notes": list(found.notes),
+        "model_options": dict(model_options(found)),
         "verdict": verdict(found.rows, task),
         "runs": [_run(cell) for row in found.rows for cell in (*row.cells, *row.diverged)],
     }

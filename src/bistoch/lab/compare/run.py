@@ -10,6 +10,7 @@ from bistoch.lab.compare.cells import CPU, Cell, run_all, time_once
 from bistoch.lab.compare.plan import Comparison
 from bistoch.lab.compare.report import Found, write_report
 from bistoch.lab.compare.summary import rows_of, score_text
+from bistoch.lab.data import AS_THEY_ARE, Pictures
 from bistoch.lab.drawing import import_figure
 from bistoch.lab.progress import progress
 from bistoch.lab.train import Setup, StepInfo, Task, import_safetensors, new_model, open_task
@@ -24,6 +25,7 @@ def run_compare(
     *,
     command: str,
     length: int | None = None,
+    pictures: Pictures = AS_THEY_ARE,
     device: torch.device = CPU,
     tensorboard: bool = True,
     notes: Sequence[str] = (),
@@ -35,13 +37,18 @@ def run_compare(
         out: folder for reports and runs. Finished runs are not repeated.
         console: where to show progress and results.
         command: makes the report again, for its last section.
-        length: as for `open_task`.
+        length, pictures: as for `open_task`.
         device: where models are trained and timed.
         tensorboard: whether to write files for TensorBoard.
         notes: paragraphs at the beginning of the report.
     """
     validation = comparison.needs_validation
-    task = open_task(comparison.data, comparison.model, hold_out=validation, length=length)
+    task = open_task(
+        comparison.data, comparison.model, hold_out=validation, length=length, pictures=pictures
+    )
+    for note in task.facts.get("notes", ()):
+        console.print(note, style="dim", highlight=False, markup=False)
+    notes = [*notes, *task.facts.get("notes", ())]
     cells = train_all(comparison, task, out, console, device=device, tensorboard=tensorboard)
     times = time_once(comparison, task, out, device)
     found = Found(comparison, task, rows_of(comparison, cells), times, command, notes)

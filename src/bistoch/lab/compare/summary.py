@@ -174,6 +174,15 @@ def layer_table(rows: Sequence[Row]) -> Table:
     return Table((*head, "effective rank after") if paired else head, lines)
 
 
+def lams_of(rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    """The learned lam of every operator that learned one: (seeds, layers, heads)."""
+    found = {
+        row.operator: [list(cell.result["attention"]["lam"].values()) for cell in row.cells]
+        for row in rows
+    }
+    return {name: np.array(lams) for name, lams in found.items() if lams and lams[0]}
+
+
 def lam_table(rows: Sequence[Row]) -> Table | None:
     """One row per operator, seed and layer: the learned lam of every head, if any was learned."""
     lines = [

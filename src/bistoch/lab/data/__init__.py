@@ -16,6 +16,9 @@ from bistoch.lab.data.loading import load as load
 from bistoch.lab.data.locations import find as find
 from bistoch.lab.data.locations import folders as folders
 from bistoch.lab.data.locations import missing as missing
+from bistoch.lab.data.pictures import AS_THEY_ARE as AS_THEY_ARE
+from bistoch.lab.data.pictures import Pictures as Pictures
+from bistoch.lab.data.pictures import read_size as read_size
 from bistoch.lab.data.read_files import check_whole as check_whole
 from bistoch.lab.data.synthetic import point_shapes as point_shapes
 from bistoch.lab.data.synthetic import recall as recall

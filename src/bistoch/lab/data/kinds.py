@@ -26,7 +26,7 @@ class Dataset:
 
     `kind` says what a sample is: "images" are uint8 (n, h, w) or (n, h, w, 3), "points" float32
     (n, p, 3), "tokens" int64 (n, length), "text" a list of strings. Labels are int64 and index
-    `classes`.
+    `classes`. `notes` say what was left out or converted.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Dataset:
     classes: tuple[str, ...]
     x_valid: Samples | None = None
     y_valid: Labels | None = None
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def from_splits(

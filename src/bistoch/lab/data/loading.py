@@ -8,7 +8,8 @@ from typing import Any, Literal, overload
 from bistoch.lab.data.entry import Entry, Loaded
 from bistoch.lab.data.kinds import Corpus, DataError, Dataset, Pairs, Series
 from bistoch.lab.data.locations import find, missing
-from bistoch.lab.data.own import load_own
+from bistoch.lab.data.own import load_own, refuse_pictures
+from bistoch.lab.data.pictures import AS_THEY_ARE, Pictures
 from bistoch.lab.data.read_files import check_whole
 from bistoch.lab.data.table import DATASETS
 
@@ -29,8 +30,12 @@ def load(source: SeriesName) -> Series: ...
 @overload
 def load(source: Literal["multi30k"]) -> Pairs: ...
 @overload
-def load(source: str | PathLike[str]) -> Any: ...
-def load(source: str | PathLike[str]) -> Loaded:
+def load(source: str | PathLike[str], *, pictures: Pictures = ...) -> Any: ...
+def load(
+    source: str | PathLike[str],
+    *,
+    pictures: Pictures = AS_THEY_ARE,
+) -> Loaded:
     """A data set: by its name in the table, or by the path of data of your own.
 
     Files of the table are searched in BISTOCH_DATA, the cache, the system's packages and this
@@ -41,6 +46,7 @@ def load(source: str | PathLike[str]) -> Loaded:
         source: a name, see `bistoch data list`, or a path: an .npz file of arrays, a folder with
             one folder of images per class, a .csv, .tsv or .jsonl file of texts and labels,
             a .csv file of dates and numbers, a .txt file.
+        pictures: how a folder of images is read: scaled to one size, damaged files skipped.
 
     >>> data = load("fashion-mnist-small")
     >>> data.x_train.shape, data.x_train.dtype, data.classes[data.y_train[0]]
@@ -49,8 +55,9 @@ def load(source: str | PathLike[str]) -> Loaded:
     name = fspath(source)
     # an empty name would be the working directory
     if name and name not in DATASETS and Path(name).expanduser().exists():
-        return load_own(Path(name).expanduser())
+        return load_own(Path(name).expanduser(), pictures)
     entry = entry_of(name)
+    refuse_pictures(name, pictures)
     if entry.make is not None:
         return entry.make(entry)
     found = find(entry)

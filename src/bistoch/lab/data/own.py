@@ -7,16 +7,18 @@ from bistoch.lab.data.kinds import Corpus, DataError
 from bistoch.lab.data.own_arrays import read_own_arrays
 from bistoch.lab.data.own_images import read_own_images
 from bistoch.lab.data.own_text import read_own_text
+from bistoch.lab.data.pictures import AS_THEY_ARE, Pictures
 from bistoch.lab.data.read_files import form_of, read_table, read_text
 from bistoch.lab.data.read_series import parse_series
 
 KINDS = ".npz, .csv, .tsv, .jsonl, .txt (the last four also as .gz or .xz), or a folder of images"
 
 
-def load_own(path: Path) -> Loaded:
+def load_own(path: Path, pictures: Pictures = AS_THEY_ARE) -> Loaded:
     """Read a file or a folder of yours; see the page on data for what each must look like."""
     if path.is_dir():
-        return read_own_images(path)
+        return read_own_images(path, pictures)
+    refuse_pictures(str(path), pictures)
     form = form_of(path)
     if path.suffix.lower() == ".npz":
         return read_own_arrays(path)
@@ -31,6 +33,15 @@ def load_own(path: Path) -> Loaded:
     if form == ".txt":
         return _own_corpus(path)
     raise DataError(f"{path}: data of your own must be {KINDS}, but its name ends in {form!r}")
+
+
+def refuse_pictures(source: str, pictures: Pictures) -> None:
+    """Only folders of images are scaled, or have files to skip."""
+    if pictures != AS_THEY_ARE:
+        raise DataError(
+            f"{source}: resize, size and corrupt belong to folders of images, and this is none; "
+            "leave them out"
+        )
 
 
 def _own_corpus(path: Path) -> Corpus:

@@ -1,47 +1,45 @@
 """Your own images: a folder with one folder per class, or that below train and test."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from bistoch.lab.data.kinds import DataError, Dataset
 from bistoch.lab.data.own_labels import Labelled, class_names, class_numbers, held_out
-from bistoch.lab.data.read_files import read_bytes
-from bistoch.lab.data.read_images import decode
+from bistoch.lab.data.pictures import AS_THEY_ARE, Pictures, read_pictures
 
 # what desktops leave behind in folders of images
 IGNORED = {"Thumbs.db", "desktop.ini"}
 
 
-def read_own_images(folder: Path) -> Dataset:
+def read_own_images(folder: Path, options: Pictures = AS_THEY_ARE) -> Dataset:
     """Images of one size: folder/class/*.png, or folder/train/class/*.png, folder/test/...
 
     Without train and test, one in five of each class is held out, by the names of the files. If all
     images are grey the samples are (n, h, w), else all are read as RGB.
     """
-    splits = _splits(folder)
+    files = _files(folder)
+    every = [path for paths in files.values() for path in paths]
+    images, notes, _ = read_pictures(every, options, folder)
+    splits = _splits(folder, {
+        split: [path for path in paths if path in images] for split, paths in files.items()
+    })  # fmt: skip
     labels = {
         split: [Labelled(path.parent.name, str(path.relative_to(folder))) for path in paths]
         for split, paths in splits.items()
     }
     classes = class_names(labels["train"], str(folder))
     y = {split: class_numbers(labels[split], classes, str(folder)) for split in splits}
-    every = _same_shape([path for paths in splits.values() for path in paths])
-    ends = np.cumsum([len(paths) for paths in splits.values()])[:-1]
-    x = dict(zip(splits, np.split(every, ends), strict=True))
-    return Dataset.from_splits(folder.name, "images", x, y, classes)
+    x = {split: np.stack([images[path] for path in paths]) for split, paths in splits.items()}
+    return replace(Dataset.from_splits(folder.name, "images", x, y, classes), notes=tuple(notes))
 
 
-def _splits(folder: Path) -> dict[str, list[Path]]:
+def _files(folder: Path) -> dict[str, list[Path]]:
+    """All files by split; of a folder without train and test under an empty name."""
     named = {"train": folder / "train", "test": folder / "test"}
     if not any(path.is_dir() for path in named.values()):
-        every = _images(folder)
-        names = [path.relative_to(folder).as_posix() for path in every]
-        out = held_out(names, np.array([path.parent.name for path in every]))
-        return {
-            "train": [path for path, held in zip(every, out, strict=True) if not held],
-            "test": [path for path, held in zip(every, out, strict=True) if held],
-        }
+        return {"": _images(folder)}
     for split, path in named.items():
         if not path.is_dir():
             raise DataError(
@@ -52,6 +50,20 @@ def _splits(folder: Path) -> dict[str, list[Path]]:
         if (folder / name).is_dir():
             named["valid"] = folder / name
     return {split: _images(path) for split, path in named.items()}
+
+
+def _splits(folder: Path, files: dict[str, list[Path]]) -> dict[str, list[Path]]:
+    for split, paths in files.items():
+        if not paths:
+            raise DataError(f"{folder / split}: there is no image that can be read")
+    if "" not in files:
+        return files
+    names = [path.relative_to(folder).as_posix() for path in files[""]]
+    out = held_out(names, np.array([path.parent.name for path in files[""]]))
+    return {
+        "train": [path for path, held in zip(files[""], out, strict=True) if not held],
+        "test": [path for path, held in zip(files[""], out, strict=True) if held],
+    }
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -72,17 +84,3 @@ def _images(folder: Path) -> list[Path]:
             raise DataError(f"{deeper}: a class may hold images only, but this is a folder")
         found += inside
     return found
-
-
-def _same_shape(paths: list[Path]) -> np.ndarray:
-    images = [decode(read_bytes(path), path) for path in paths]
-    for path, image in zip(paths, images, strict=True):
-        if image.shape[:2] != images[0].shape[:2]:
-            (h, w), (other_h, other_w) = images[0].shape[:2], image.shape[:2]
-            raise DataError(
-                f"{path}: all images must have one size, but this one is {other_h} x {other_w} "
-                f"(height x width) and {paths[0]} is {h} x {w}; scale or crop them first"
-            )
-    if any(image.ndim == 3 for image in images):
-        images = [i if i.ndim == 3 else np.repeat(i[..., None], 3, axis=2) for i in images]
-    return np.stack(images)

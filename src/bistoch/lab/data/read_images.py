@@ -4,7 +4,7 @@ import io
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -72,15 +72,9 @@ def read_jpeg_npz(entry: "Entry", paths: Mapping[str, Path]) -> Dataset:
 
 def decode(content: bytes, path: Path) -> np.ndarray:
     """The pixels of one encoded image, grey (h, w) or RGB (h, w, 3)."""
+    pillow = import_pillow(path)
     try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as absent:
-        raise ImportError(
-            f"{path} holds images, and Pillow, which decodes them, is not installed: "
-            "pip install 'bistoch[images]'"
-        ) from absent
-    try:
-        with Image.open(io.BytesIO(content)) as image:
+        with pillow.Image.open(io.BytesIO(content)) as image:
             if image.mode.startswith(("I", "F")):
                 # the range of its values is not known: any scale would be a guess
                 raise DataError(
@@ -88,9 +82,24 @@ def decode(content: bytes, path: Path) -> np.ndarray:
                     f"(mode {image.mode}); scale it to 0 .. 255 and save it again"
                 )
             return np.asarray(image.convert("L" if image.mode in {"1", "L", "LA"} else "RGB"))
-    except (OSError, SyntaxError, Image.DecompressionBombError) as broken:
-        why = "its kind is unknown" if isinstance(broken, UnidentifiedImageError) else broken
+    except (OSError, SyntaxError, pillow.Image.DecompressionBombError) as broken:
+        is_unknown = isinstance(broken, pillow.UnidentifiedImageError)
+        why = "its kind is unknown" if is_unknown else broken
         raise DataError(f"{path} is cut or damaged, or not an image ({why})") from broken
+
+
+def import_pillow(source: object) -> Any:
+    """Pillow with its submodules, or one sentence about how to get it."""
+    try:
+        import PIL
+        import PIL.Image
+        import PIL.ImageOps
+    except ImportError as absent:
+        raise ImportError(
+            f"{source} holds images, and Pillow, which decodes them, is not installed: "
+            "pip install 'bistoch[images]'"
+        ) from absent
+    return PIL
 
 
 def read_cifar_binary(entry: "Entry", paths: Mapping[str, Path]) -> Dataset:

@@ -52,13 +52,26 @@ def run_fashion(*, n: int, eps: float, steps: int, lam: float, out: Path, consol
         )
         for way in ("heat", "cluster")
     }  # fmt: skip
+    ends = {way: one.rows[-1] for way, one in found.items()}
+    start = found["heat"].rows[0]["variance"]
+    sentence = (
+        f"After {steps} steps at eps = {eps:g} the total variance of {n} pictures goes from "
+        f"{start:.1f} to {ends['heat']['variance']:.1f} with heat and to "
+        f"{ends['cluster']['variance']:.2g} in the other direction; "
+        f"{100 * ends['heat']['itself']:.0f} % and {100 * ends['cluster']['itself']:.0f} % of the "
+        "pictures are still nearest to themselves."
+    )
     for way, one in found.items():
         strips = {
             f"{number}": [points[number].reshape(28, 28) for points in one.snapshots.values()]
             for number in range(min(SHOWN, n))
         }
         heads = [f"t = {time:.3g}" for time in one.snapshots]
-        report.figure(draw_pictures(strips, heads), f"Six pictures over time, direction {way}.")
+        caption = f"Six pictures over time, direction {way}."
+        if way == "heat":
+            report.finding(sentence, draw_pictures(strips, heads), caption, photos=True)
+        else:
+            report.figure(draw_pictures(strips, heads), caption, photos=True)
     _variances(report, x, found, eps, lam)
     _tables(report, x, found)
 
@@ -70,7 +83,7 @@ def run_fashion(*, n: int, eps: float, steps: int, lam: float, out: Path, consol
     report.animation(
         "fashion", "From clusters to the pictures to heat, each frame on its own scale of grey.",
         [*reversed(found["cluster"].snapshots.values()), *found["heat"].snapshots.values()], paint,
-        size=(4.8, 1.8), milliseconds=400,
+        size=(4.8, 1.8), milliseconds=400, photos=True,
     )  # fmt: skip
     return report.finish()
 

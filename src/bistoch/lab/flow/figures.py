@@ -126,13 +126,20 @@ def scatter(axes: Any, points: Tensor, colours: Tensor | None, limits: Any = Non
     flat = flatten(points)
     size = max(0.4, min(8.0, 4000 / max(len(flat), 1)))
     shade = PALETTE[0] if colours is None else colours.numpy()
-    options = {} if colours is None else {"cmap": "viridis"}
+    options = {} if colours is None else {"cmap": _shades()}
     axes.scatter(flat[:, 0], flat[:, 1], s=size, c=shade, linewidths=0, **options)
     axes.set(xticks=[], yticks=[], aspect="equal")
     if limits is not None:
         axes.set(xlim=limits, ylim=limits)
     for spine in axes.spines.values():
         spine.set(linewidth=0.6, edgecolor=RULE)
+
+
+def _shades() -> Any:
+    """Colours of the same lightness, which are seen on white paper and on a dark page."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("shades", [PALETTE[place] for place in (0, 3, 1)])
 
 
 def flatten(points: Tensor) -> Any:

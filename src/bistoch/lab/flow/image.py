@@ -93,7 +93,13 @@ def run_image(
         strips[name.replace(" (", "\n(")] = [
             points[:, 2].reshape(image.shape) / contrast for points in chosen.values()
         ]
-    report.figure(draw_pictures(strips, heads), "Brightness of each pixel's particle over time.")
+    means = {name: one.curve("brightness") for name, one in found.items()}
+    mean_shift, _, balanced = (values[-1] for values in means.values())
+    report.finding(
+        f"Balanced attention keeps the mean brightness, {means['balanced (lam = 1)'][0]:.4f} "
+        f"before and {balanced:.4f} after {steps} steps; mean-shift ends at {mean_shift:.4f}.",
+        draw_pictures(strips, heads), "Brightness of each pixel's particle over time.", photos=True,
+    )  # fmt: skip
     figure, panels = row(2)
     times = next(iter(found.values())).times
     titles = {"brightness": "mean brightness", "deviation": "its deviation"}
@@ -113,5 +119,7 @@ def run_image(
         axes.set(xlim=(-3, image.shape[1] + 2), ylim=(-image.shape[0] - 2, 3))
 
     frames = found["balanced (lam = 1)"].snapshots.values()
-    report.animation("image", "Pixels on their way, balanced.", frames, paint, size=(3.6, 3.6))
+    report.animation(
+        "image", "Pixels on their way, balanced.", frames, paint, photos=True, size=(3.6, 3.6)
+    )
     return report.finish()

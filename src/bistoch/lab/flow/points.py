@@ -103,13 +103,16 @@ def run_points(
     }  # fmt: skip
     heat = found["heat"]
     kind = "W2" if len(x) <= EXACT else "sliced W2"
-    report.numbers(
-        f"{kind} to the exact heat flow of the points",
-        ["t", "flow to noisy points", "two draws of noisy points"],
-        distance_rows(x, heat.some(5), generator),
-    )
+    distances = distance_rows(x, heat.some(5), generator)
+    head = ["t", "flow to noisy points", "two draws of noisy points"]
+    report.numbers(f"{kind} to the exact heat flow of the points", head, distances)
     shown = {way: one.some(5) for way, one in found.items()}
-    report.figure(draw_clouds(shown, x[:, 0]), "The cloud over time, in both directions.")
+    _, flow, draws = distances[-1]
+    report.finding(
+        f"At t = {time:g} the flow is {flow:.3g} away from the exact heat flow of the points "
+        f"({kind}); two draws of that are {draws:.3g} apart.",
+        draw_clouds(shown, x[:, 0]), "The cloud over time, in both directions.",
+    )  # fmt: skip
     _curves(report, x, found)
     reach = 1.05 * heat.last.abs().max().item()
 

@@ -83,10 +83,12 @@ class FlowReport(Report):
         caption: str,
         frames: Iterable[Any],
         paint: Callable[[Any, Any], None],
+        *,
+        photos: bool = False,
         **options: Any,
     ) -> None:
         """A moving picture in the page and as `figures/<name>.gif`; see `animate`."""
-        self.image(animate(frames, paint, **options), caption, "gif", name)
+        self.image(animate(frames, paint, **options), caption, "gif", name, photos=photos)
 
     def finish(self, **numbers: Any) -> Path:
         """Write page and record; the path of the page."""

@@ -73,5 +73,5 @@ def _patches(config: Any, height: int, width: int) -> list[str]:
     tall, wide = size if isinstance(size, list | tuple) else (size, size)
     rows, columns = height // tall, width // wide
     return ["[class]"] + [
-        f"{row + 1}:{column + 1}" for row in range(rows) for column in range(columns)
+        f"patch {row + 1}:{column + 1}" for row in range(rows) for column in range(columns)
     ]

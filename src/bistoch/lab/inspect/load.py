@@ -2,50 +2,52 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from bistoch.lab.inspect.images import find_images, read_images
+from bistoch.lab.inspect.own import load_run
+from bistoch.lab.inspect.subject import BATCH_SIZE, Subject
+from bistoch.lab.train.checkpoint import CheckpointError
+from bistoch.lab.train.loop import CHECKPOINT
 from bistoch.lab.train.run import is_run
 
-# plans of all heads are kept, so batches are small
-BATCH_SIZE = 16
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model in evaluation mode, and its inputs.
-
-    `samples` are the texts or the names of the images, `batches` the arguments of the model,
-    `tokens` the tokens of every sample, `real` says which tokens of a batch are no padding.
-    """
-
-    name: str
-    model: Any
-    causal: bool
-    samples: list[str]
-    batches: list[dict[str, Tensor]]
-    real: list[Tensor]
-    tokens: list[list[str]]
-    notes: list[str]
+# fields of a config that say how large a model is, and what it reads
+OPTIONS = (
+    "model_type", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size",
+    "intermediate_size", "hidden_act", "vocab_size", "max_position_embeddings", "image_size",
+    "patch_size",
+)  # fmt: skip
 
 
 def load_subject(name: str, texts: Sequence[str] = (), images: Sequence[Path] = ()) -> Subject:
     """Load a model, from a folder or the hub, with texts or images to look at.
 
     Args:
-        name: a folder with a `config.json`, or the name of a model on the hub.
+        name: a folder with a `config.json`, the name of a model on the hub, or a run of `bistoch
+            train`: its folder or the checkpoint in it.
         texts: for text models.
-        images: files, or folders of them, for image models.
+        images: files, or folders of them, for image models. A run without either is shown on test
+            samples of its own data.
     """
+    path = Path(name)
+    if path.name == CHECKPOINT and path.is_file():
+        path = path.parent
+    if is_run(path):
+        return load_run(path, texts, images)
+    if path.is_file():
+        raise CheckpointError(
+            f"inspect: {name} is a file; give the folder of a model of transformers, or that of a "
+            f"run of `bistoch train`, with config.json beside its {CHECKPOINT}"
+        )
     if bool(texts) == bool(images):
         raise ValueError(
             "inspect: give the model texts, with --text or --file, or images, with --images; one "
-            "of the two"
+            "of the two (only a run of `bistoch train` has samples of its own)"
         )
     transformers = import_transformers()
     with _quiet(transformers):
@@ -65,7 +67,24 @@ def load_subject(name: str, texts: Sequence[str] = (), images: Sequence[Path] = 
         else:
             samples = [text.strip() for text in texts]
             batches, real, tokens = read_texts(transformers, name, config, samples)
-    return Subject(name, model, causal, samples, batches, real, tokens, notes)
+    options = {key: getattr(config, key) for key in OPTIONS if getattr(config, key, None)}
+    about = f"{type(model).__name__}, {config.model_type}"
+    score = (lambda: {"loss": loss_of(model, batches, real)}) if causal else None
+    return Subject(
+        name, model, causal, samples, batches, real, tokens, notes, options, about, score=score
+    )
+
+
+@torch.no_grad()
+def loss_of(model: Any, batches: Sequence[Any], real: Sequence[Tensor]) -> float:
+    """The mean loss per predicted token of a causal model, in nats."""
+    total, count = 0.0, 0
+    for batch, known in zip(batches, real, strict=True):
+        logits = model(**batch).logits[:, :-1]
+        wanted = batch["input_ids"][:, 1:].masked_fill(~known[:, 1:], -100)
+        total += cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum").item()
+        count += int(known[:, 1:].sum())
+    return total / max(count, 1)
 
 
 def import_transformers() -> Any:
@@ -95,12 +114,6 @@ def _quiet(transformers: Any) -> Iterator[None]:
 
 
 def _read_config(transformers: Any, name: str) -> Any:
-    if is_run(Path(name)):
-        raise ValueError(
-            f"inspect: {name} is a run of `bistoch train`, and inspect reads models of "
-            f"transformers; `bistoch eval {name}` scores the run, and the report of `bistoch "
-            "compare` shows what the attention of trained models does"
-        )
     try:
         return transformers.AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as reason:

@@ -1,14 +1,19 @@
 """Numbers of every head and every layer of a model, averaged over its samples."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from bistoch.analysis import metrics
 from bistoch.lab.compare.attention import column_loads, mean_entropy
-from bistoch.lab.inspect.load import Subject
+from bistoch.lab.inspect.observe import observe
+from bistoch.lab.inspect.subject import Subject
+
+# a sample of at most so many tokens is preferred for pictures, since these can be named
+NAMED = 40
 
 
 @dataclass(frozen=True)
@@ -16,80 +21,95 @@ class Measured:
     """One entry per layer and head; states have one entry more, for the input of the first layer.
 
     `peak` is the largest load of a key, relative to its even share, and `fullest` its token;
-    `sinks` is the share of samples in which a key is a sink. `plans` are those of the first sample.
+    `sinks` is the share of samples in which a key is a sink. `worst` is the sample with the largest
+    load, of those that are short enough for names on the axes if there are any. `names` are those
+    of the layers. A layer with fewer heads than others ends in NaN.
     """
 
     entropy: Tensor
     peak: Tensor
     sinks: Tensor
     fullest: list[list[str]]
+    worst: list[list[int]]
     rank: Tensor
     cosine: Tensor
-    plans: list[Tensor]
+    names: list[str]
 
 
 @torch.no_grad()
-def measure(subject: Subject) -> Measured:
-    """Run the model once over its samples and measure each."""
-    entropy, peak, sinks, rank, cosine = [], [], [], [], []
-    keys: list[Tensor] = []
-    plans: list[Tensor] = []
-    for batch, real in zip(subject.batches, subject.real, strict=True):
-        asked = {"output_attentions": True, "output_hidden_states": True}
-        found = subject.model(**batch, **asked)
-        attentions = _whole(subject, found.attentions, real)
-        for sample, tokens in enumerate(real):
-            count = int(tokens.sum())
-            # (layers, heads, n, n) without padding
-            own = torch.stack([layer[sample][:, tokens][:, :, tokens] for layer in attentions])
-            load = column_loads(own, subject.causal)
-            score = metrics.sink_score(own, causal=subject.causal)
-            if subject.causal:
-                # the last keys are seen by few queries
-                load, score = load[..., : max(count // 2, 1)], score[..., : max(count // 2, 1)]
-            entropy.append(mean_entropy(own, subject.causal))
-            peak.append(load.amax(-1))
-            keys.append(load.argmax(-1))
-            sinks.append((score.amax(-1) > metrics.SINK).float())
-            states = torch.stack([layer[sample][tokens] for layer in found.hidden_states])
-            rank.append(metrics.effective_rank(states) / min(states.shape[-2:]))
-            cosine.append(metrics.mean_cosine(states))
-            if not plans:
-                plans = list(own)
+def measure(subject: Subject, step: Callable[[int], None] = lambda done: None) -> Measured:
+    """Run the model once over its samples and measure each; `step` is told how many are done."""
+    found: dict[str, list[Tensor]] = {
+        name: [] for name in ("entropy", "peak", "sinks", "keys", "rank", "cosine")
+    }
+    names: list[str] = []
+    counts: list[list[int]] = []
+    for number, batch in enumerate(subject.batches):
+        seen = observe(subject, batch)
+        names = seen.names
+        for sample in range(len(seen.plans[0])):
+            plans = [plan[sample].float() for plan in seen.plans]
+            states = [state[sample].float() for state in seen.states]
+            if not subject.own:
+                real = subject.real[number][sample]
+                plans = [plan[:, real][:, :, real] for plan in plans]
+                states = [state[real] for state in states]
+            rows = [_numbers(plan, subject.causal) for plan in plans]
+            for name in ("entropy", "peak", "sinks", "keys"):
+                found[name].append(_table([row[name] for row in rows]))
+            ranks = [metrics.effective_rank(x) / min(x.shape[-2:]) for x in states]
+            found["rank"].append(torch.stack(ranks))
+            found["cosine"].append(torch.stack([metrics.mean_cosine(x) for x in states]))
+            counts.append([plan.shape[-1] for plan in plans])
+            step(len(counts))
+    means = {name: torch.stack(values).mean(0) for name, values in found.items() if name != "keys"}
     return Measured(
-        entropy=_mean(entropy), peak=_mean(peak), sinks=_mean(sinks),
-        fullest=_most_frequent(keys, subject.tokens), rank=_mean(rank), cosine=_mean(cosine),
-        plans=plans,
+        **means, fullest=_most_frequent(found["keys"], counts, subject),
+        worst=_worst(found["peak"], subject.tokens), names=names,
     )  # fmt: skip
 
 
-def _whole(subject: Subject, attentions: Any, real: Tensor) -> list[Tensor]:
-    """The plans of all layers, if the model shows them."""
-    kept = [layer for layer in attentions or () if layer is not None]
-    if not kept:
-        raise ValueError(f"inspect: {subject.name} does not show the plans of its attention")
-    tokens = kept[0].shape[-1]
-    if any(layer.ndim != 4 or layer.shape[-2:] != (tokens, tokens) for layer in kept) or (
-        tokens != real.shape[-1]
-    ):
-        raise ValueError(
-            f"inspect: the layers of {subject.name} see different tokens (windows, pools or "
-            f"registers), plans of {tuple(kept[0].shape[-2:])} for {real.shape[-1]} tokens; only "
-            "models in which all layers see the same tokens are shown"
-        )
-    return kept
+def _numbers(plan: Tensor, causal: bool) -> dict[str, Tensor]:
+    """Numbers of every head of a plan (heads, n, m)."""
+    load, score = column_loads(plan, causal), metrics.sink_score(plan, causal=causal)
+    if causal:
+        # the last keys are seen by few queries
+        half = max(plan.shape[-1] // 2, 1)
+        load, score = load[..., :half], score[..., :half]
+    return {
+        "entropy": mean_entropy(plan, causal),
+        "peak": load.amax(-1),
+        "keys": load.argmax(-1).float(),
+        "sinks": (score.amax(-1) > metrics.SINK).float(),
+    }
 
 
-def _mean(values: list[Tensor]) -> Tensor:
-    return torch.stack(values).mean(0)
+def _table(rows: list[Tensor]) -> Tensor:
+    """Layers by heads; NaN where a layer has fewer heads than others."""
+    return pad_sequence(rows, batch_first=True, padding_value=torch.nan)
 
 
-def _most_frequent(keys: list[Tensor], tokens: list[list[str]]) -> list[list[str]]:
+def _worst(peaks: list[Tensor], tokens: list[list[str]]) -> list[list[int]]:
+    """For every layer and head, the sample in which it is most overloaded."""
+    short = torch.tensor([len(own) <= NAMED for own in tokens])
+    every = torch.stack(peaks).nan_to_num(0)
+    if short.any():
+        every[~short] = -1
+    return [[int(i) for i in row] for row in every.argmax(0)]
+
+
+def _most_frequent(
+    keys: list[Tensor], counts: list[list[int]], subject: Subject
+) -> list[list[str]]:
     """For every layer and head, the token that has the largest load most often."""
     layers, heads = keys[0].shape
 
     def token(layer: int, head: int) -> str:
-        found = [own[int(key[layer, head])] for key, own in zip(keys, tokens, strict=True)]
-        return max(sorted(set(found)), key=found.count)
+        found = [
+            subject.key_names(sample, counts[sample][layer])[int(key[layer, head])]
+            for sample, key in enumerate(keys)
+            if not key[layer, head].isnan()
+        ]
+        return max(sorted(set(found)), key=found.count, default="")
 
     return [[token(layer, head) for head in range(heads)] for layer in range(layers)]

@@ -1,40 +1,46 @@
 """The report on a model: tables on the terminal, and a page with everything."""
 
+import functools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.console import Console
 from torch import Tensor
 
 from bistoch.analysis import metrics
 from bistoch.analysis.plot import COLOURS, draw_plans
-from bistoch.lab.drawing import INK, PALETTE, RULE, legend, sheet, tidy
-from bistoch.lab.inspect.load import Subject
+from bistoch.lab.compare.attention import learned_lam
+from bistoch.lab.compare.draw import draw_lam
+from bistoch.lab.drawing import INK, PALETTE, RULE, grid, legend, sheet, tidy
 from bistoch.lab.inspect.measure import Measured
+from bistoch.lab.inspect.overloaded import Overloaded
+from bistoch.lab.inspect.subject import Subject
+from bistoch.lab.machine import provenance
 from bistoch.lab.report import Report, Table
 
-Head = tuple[int, int]
-# samples and tokens that are listed
-SAMPLES, TOKENS = 12, 48
+# samples that are listed
+SAMPLES = 12
 
 
 class Inspection(NamedTuple):
     """All that was found about a model.
 
     `effects` are the changes by lam with all heads swapped, `each` the cosine with each head
-    swapped alone, `balanced` the plans of the shown heads after the swap; `not_swapped` says why
-    there are none.
+    swapped alone, `heads` the plans of the shown heads before and after, the most overloaded first;
+    `not_swapped` says why nothing was swapped in. `score` is that of the model as it is.
     """
 
     subject: Subject
     measured: Measured
-    shown: Sequence[Head]
     command: str
+    heads: Sequence[Overloaded] = ()
     effects: Mapping[float, Mapping[str, float]] = {}
     each: Tensor | None = None
-    balanced: Mapping[Head, Tensor] = {}
     not_swapped: str | None = None
+    score: Mapping[str, float] = {}
 
 
 def write_report(found: Inspection, out: Path, console: Console) -> Path:
@@ -42,44 +48,88 @@ def write_report(found: Inspection, out: Path, console: Console) -> Path:
     subject, measured = found.subject, found.measured
     title = f"Attention heads of {'/'.join(Path(subject.name).parts[-2:])}"
     report = Report(title, found.command, console)
+    first, *others = found.heads
+    _open_with(report, first, subject, "overloaded", most=True)
+    if others and others[0].revealed > first.revealed:
+        _open_with(report, others.pop(0), subject, "revealed")
     report.text(_intro(subject), printed=True)
     for note in subject.notes:
         report.text(note)
+    if others:
+        names = ", ".join(f"{one.layer}.{one.head}" for one in others)
+        with report.folded(f"More heads (layer.head): {names}"):
+            for one in others:
+                report.text(one.sentence())
+                draw = functools.partial(draw_head, one, subject)
+                report.figure(draw, _caption(one), narrow=functools.partial(draw, across=1))
     report.heading("Heads")
     report.text(
         "Entropy is how widely a query attends, from 0 (one key) to 1 (all alike). Load is what a "
         "key receives relative to its even share. A sink is a key with a mean attention above "
         f'{metrics.SINK}; "sinks" is the share of heads and samples that have one.'
     )
-    report.figure(draw_heads(found), "Every head: rows are layers, columns are heads.")
-    report.table(*_layer_table(found), printed=True)
-    report.heading("Depth")
     report.figure(
-        draw_depth(measured), "States by layer: a falling rank means that tokens grow alike."
-    )
+        functools.partial(draw_heads, found), "Every head: rows are layers, columns are heads.",
+        narrow=functools.partial(draw_heads, found, across=1),
+    )  # fmt: skip
+    report.table(*_layer_table(found), printed=True)
     report.heading("Balance without training")
     if found.not_swapped is not None:
         report.text(found.not_swapped, printed=True)
     elif found.effects:
         _add_swap(report, found)
-    report.heading("Plans of some heads")
-    report.text(f"On the first sample: {subject.samples[0][:200]}")
-    for layer, head in found.shown:
-        plans = {f"layer {layer} head {head}": measured.plans[layer][head]}
-        if (layer, head) in found.balanced:
-            plans[f"lam={max(found.effects):g}"] = found.balanced[layer, head]
-        token = measured.fullest[layer][head]
-        report.figure(
-            draw_plans(plans),
-            f"Layer {layer}, head {head}; the key with the largest load is mostly {token}.",
-        )
-    tokens = subject.tokens[0]
-    more = "" if len(tokens) <= TOKENS else f" and {len(tokens) - TOKENS} more"
-    report.text(f"Its tokens, from left to right: {'  '.join(tokens[:TOKENS])}{more}")
-    report.heading("Samples")
+    _add_lam(report, subject)
+    report.heading("Depth")
+    report.figure(
+        functools.partial(draw_depth, measured),
+        "States by layer: a falling rank means that tokens grow alike.",
+        narrow=functools.partial(draw_depth, measured, across=1),
+    )
+    report.heading("Model and samples")
+    report.table(("option", "value"), [(k, str(v)) for k, v in subject.options.items()])
     rows = [(number, text[:160]) for number, text in enumerate(subject.samples[:SAMPLES], 1)]
-    report.table(("number", "sample"), rows)
+    with report.folded(f"{len(rows)} of {len(subject.samples)} samples"):
+        report.table(("number", "sample"), rows)
     return report.write(out / "report.html", record=_record(found))
+
+
+def _open_with(
+    report: Report, one: Overloaded, subject: Subject, name: str, *, most: bool = False
+) -> None:
+    draw = functools.partial(draw_head, one, subject)
+    narrow = functools.partial(draw, across=1)
+    report.finding(one.sentence(most=most), draw, _caption(one), name, narrow=narrow)
+
+
+def draw_head(one: Overloaded, subject: Subject, *, across: int = 2) -> Any:
+    """A head before and after balance, with names of tokens and bars of column sums."""
+    plans = {f"layer {one.layer} head {one.head}": one.before}
+    if one.after is not None:
+        plans[f"with lam = {one.lam:g}"] = one.after
+    n, m = one.before.shape
+    keys, queries = subject.key_names(one.sample, m), subject.key_names(one.sample, n)
+    return draw_plans(plans, queries=queries, keys=keys, across=across)
+
+
+def _caption(one: Overloaded) -> str:
+    balance = "" if one.after is None else ", and then with balance in this head alone"
+    return (
+        f"Layer {one.layer}, head {one.head} on sample {one.sample + 1}, as it is{balance}. Rows "
+        "are queries, columns are keys; bars are column sums, and the dashed line is the same for "
+        "all keys."
+    )
+
+
+def _add_lam(report: Report, subject: Subject) -> None:
+    """What a model has learned of lam, if anything."""
+    lams = list(learned_lam(subject.model).values())
+    if not lams or len({len(row) for row in lams}) > 1:
+        return
+    report.heading("Learned lam")
+    report.figure(
+        lambda: draw_lam({"lam": np.array([lams])}, first=0),
+        "The elasticity of every head: 0 is softmax, 1 is fully balanced.", "lam",
+    )  # fmt: skip
 
 
 def _add_swap(report: Report, found: Inspection) -> None:
@@ -87,7 +137,7 @@ def _add_swap(report: Report, found: Inspection) -> None:
         "The elastic operator in place of softmax, with all weights as they are. A cosine of 1 "
         "means that the embedding (the mean of the last states) did not change its direction."
     )
-    report.table(*_swap_table(found.effects), printed=True)
+    report.table(*_swap_table(found), printed=True)
     report.figure(draw_swap(found.effects), "Cosine with the original embedding over lam.")
     if found.each is None:
         return
@@ -111,35 +161,39 @@ def _layer_table(found: Inspection) -> Table:
     if each is not None and len(each) != len(measured.peak):
         each = None
     rows = []
-    for layer in range(len(measured.peak)):
-        worst = int(measured.peak[layer].argmax())
+    for layer, name in enumerate(measured.names):
+        worst = int(measured.peak[layer].nan_to_num(0).argmax())
         row = [
-            str(layer), f"{measured.entropy[layer].mean():.2f}",
-            f"{measured.sinks[layer].mean():.2f}", f"{measured.peak[layer, worst]:.1f}", str(worst),
-            measured.fullest[layer][worst],
+            str(layer) if name == str(layer) else f"{layer}: {name}",
+            f"{measured.entropy[layer].nanmean():.2f}", f"{measured.sinks[layer].nanmean():.2f}",
+            f"{measured.peak[layer, worst]:.1f}", str(worst), measured.fullest[layer][worst],
         ]  # fmt: skip
         rows.append(row if each is None else [*row, f"{each[layer].nan_to_num(1).min():.4f}"])
     head += [] if each is None else ["lowest cosine, one head swapped"]
     return Table(head, rows, "By layer, over all heads.")
 
 
-def _swap_table(effects: Mapping[float, Mapping[str, float]]) -> Table:
-    """One row per elasticity of all heads."""
-    names = ["cosine", "lowest", *(["loss"] if "loss" in next(iter(effects.values())) else [])]
-    titles = {"cosine": "cosine, mean", "lowest": "cosine, lowest", "loss": "loss"}
+def _swap_table(found: Inspection) -> Table:
+    """One row per elasticity of all heads, the model as it is first."""
+    titles = {"cosine": "cosine, mean", "lowest": "cosine, lowest"}
+    names = list(next(iter(found.effects.values())))
+    as_is = {"cosine": 1.0, "lowest": 1.0, **found.score}
     rows = [
-        [f"{lam:g}", *(f"{effect[name]:.4f}" for name in names)] for lam, effect in effects.items()
-    ]
-    return Table(["lam", *(titles[name] for name in names)], rows, "Balance in all heads at once.")
+        [lam, *(f"{effect[name]:.4f}" for name in names)]
+        for lam, effect in (
+            ("as it is", as_is), *((f"{lam:g}", one) for lam, one in found.effects.items())
+        )
+    ]  # fmt: skip
+    head = ["lam", *(titles.get(name, name) for name in names)]
+    return Table(head, rows, "Balance in all heads at once.")
 
 
 def _intro(subject: Subject) -> str:
-    model, config = type(subject.model).__name__, subject.model.config
     parameters = sum(p.numel() for p in subject.model.parameters())
     many = "sample" if len(subject.samples) == 1 else "samples"
     causal = "; it is causal, and its columns are compared with those of uniform causal attention"
     return (
-        f"{subject.name} ({model}, {config.model_type}, {parameters:,} parameters) on "
+        f"{subject.name} ({subject.about}, {parameters:,} parameters) on "
         f"{len(subject.samples)} {many}{causal if subject.causal else ''}."
     )
 
@@ -147,23 +201,42 @@ def _intro(subject: Subject) -> str:
 def _record(found: Inspection) -> dict[str, Any]:
     """All that was measured, as JSON."""
     subject, measured = found.subject, found.measured
-    return {
+    record = {
         "model": subject.name,
+        "options": dict(subject.options),
         "causal": subject.causal,
         "samples": len(subject.samples),
+        "layers": measured.names,
+        "overloaded": [one.record() for one in found.heads],
         "entropy": measured.entropy.tolist(),
         "largest_key_load": measured.peak.tolist(),
         "largest_key": measured.fullest,
         "sink_rate": measured.sinks.tolist(),
         "effective_rank": measured.rank.tolist(),
         "mean_cosine": measured.cosine.tolist(),
+        "lam": learned_lam(subject.model),
+        "score": dict(found.score),
         "swap_all": {f"{lam:g}": effect for lam, effect in found.effects.items()},
         "swap_each_head": None if found.each is None else found.each.tolist(),
         "not_swapped": found.not_swapped,
     }
+    return provenance(found.command) | _without_nan(record)
 
 
-def draw_heads(found: Inspection) -> Any:
+def _without_nan(value: Any) -> Any:
+    """None instead of NaN, which JSON does not have: heads that a layer lacks.
+
+    >>> _without_nan({"a": [0.5, float("nan")]})
+    {'a': [0.5, None]}
+    """
+    if isinstance(value, dict):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def draw_heads(found: Inspection, *, across: int = 3) -> Any:
     """Layers by heads: entropy, the largest key load, and the cosine when a head is swapped."""
     measured = found.measured
     # dark is what matters: low entropy, large loads, heads whose swap changes much
@@ -175,8 +248,8 @@ def draw_heads(found: Inspection) -> Any:
     if found.each is not None:
         panels.append(("cosine when swapped alone", found.each, f"{COLOURS}_r", {"vmax": 1.0}))
     layers, heads = measured.entropy.shape
-    figure, row = sheet(1, len(panels), width=4.0, height=max(2.2, 0.34 * layers + 1.3))
-    for axes, (title, table, colours, limits) in zip(row[0], panels, strict=True):
+    figure, row = grid(len(panels), across, width=4.0, height=max(2.2, 0.34 * layers + 1.3))
+    for axes, (title, table, colours, limits) in zip(row, panels, strict=True):
         image = axes.imshow(table.numpy(), cmap=colours, aspect="auto", **limits)
         axes.set_title(title, fontsize=10, color=INK, loc="left")
         axes.set_xlabel("head", fontsize=9, color=INK)
@@ -189,14 +262,14 @@ def draw_heads(found: Inspection) -> Any:
     return figure
 
 
-def draw_depth(measured: Measured) -> Any:
+def draw_depth(measured: Measured, *, across: int = 2) -> Any:
     """The effective rank of the states and the mean cosine between tokens, by layer."""
-    figure, axes = sheet(1, 2, width=4.4)
+    figure, axes = grid(2, across, width=4.4)
     panels = (
         ("effective rank, relative to the largest", measured.rank),
         ("mean cosine between tokens", measured.cosine),
     )
-    for panel, colour, (title, values) in zip(axes[0], PALETTE, panels, strict=False):
+    for panel, colour, (title, values) in zip(axes, PALETTE, panels, strict=False):
         depth = len(values)
         panel.plot(range(depth), values.numpy(), color=colour, marker="o", markersize=3.5)
         panel.set_ylim(min(0.0, float(values.min()) * 1.1), 1.02)

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, cross_entropy
+from torch.nn.functional import cosine_similarity
 
 from bistoch.integrations.huggingface import convert, restore
-from bistoch.lab.inspect.load import Subject
+from bistoch.lab.inspect.observe import observe
+from bistoch.lab.inspect.own import swapped_run
+from bistoch.lab.inspect.subject import Subject
 
 
 def operator_for(causal: bool, lam: float) -> str:
@@ -26,6 +28,10 @@ def operator_for(causal: bool, lam: float) -> str:
 @contextmanager
 def _swapped(subject: Subject, lam: float, **where: Any) -> Iterator[None]:
     """Balance in some heads, until the end of the block."""
+    if subject.own:
+        with swapped_run(subject, lam, **where):
+            yield
+        return
     convert(subject.model, operator_for(subject.causal, lam), **where)
     try:
         yield
@@ -52,16 +58,10 @@ def embed(
     return torch.cat(vectors)
 
 
-@torch.no_grad()
-def loss_of(subject: Subject) -> float:
-    """The mean loss per predicted token of a causal model, in nats."""
-    total, count = 0.0, 0
-    for batch, real in zip(subject.batches, subject.real, strict=True):
-        logits = subject.model(**batch).logits[:, :-1]
-        wanted = batch["input_ids"][:, 1:].masked_fill(~real[:, 1:], -100)
-        total += cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum").item()
-        count += int(real[:, 1:].sum())
-    return total / max(count, 1)
+def _embed(subject: Subject) -> Float[Tensor, "samples features"]:
+    if not subject.own:
+        return embed(subject.model, subject.batches, subject.real)
+    return torch.cat([observe(subject, batch).states[-1].mean(1) for batch in subject.batches])
 
 
 def swap_all(
@@ -69,18 +69,18 @@ def swap_all(
 ) -> dict[float, dict[str, float]]:
     """The output with all heads swapped, for several elasticities.
 
-    Returns for each `lam` the mean and the lowest cosine with the original embeddings; for a causal
-    model also its loss.
+    Returns for each `lam` the mean and the lowest cosine with the original embeddings, and the
+    loss or score where targets are known: of causal models, and of runs on their own data.
     """
-    before = embed(subject.model, subject.batches, subject.real)
+    before = _embed(subject)
     found = {}
     for lam in lams:
         with _swapped(subject, lam):
-            after = embed(subject.model, subject.batches, subject.real)
+            after = _embed(subject)
             cosine = cosine_similarity(after, before)
             found[lam] = {"cosine": cosine.mean().item(), "lowest": cosine.min().item()}
-            if subject.causal:
-                found[lam]["loss"] = loss_of(subject)
+            if subject.score is not None:
+                found[lam] |= subject.score()
         step()
     return found
 
@@ -96,22 +96,30 @@ def swap_heads(
         heads: how many heads each layer has.
         step: called after each head.
     """
-    before = embed(subject.model, subject.batches, subject.real)
+    before = _embed(subject)
     table = torch.full((len(heads), max(heads)), torch.nan)
     for layer, count in enumerate(heads):
         for head in range(count):
             with _swapped(subject, lam, layers=[layer], heads=[head]):
-                after = embed(subject.model, subject.batches, subject.real)
+                after = _embed(subject)
             table[layer, head] = cosine_similarity(after, before).mean()
             step()
     return table
 
 
 @torch.no_grad()
-def swapped_plan(subject: Subject, layer: int, head: int, lam: float) -> Float[Tensor, "n n"]:
-    """The plan of one head on the first sample, with balance in this head alone."""
-    first = {name: tensor[:1] for name, tensor in subject.batches[0].items()}
-    with _swapped(subject, lam, layers=[layer], heads=[head]):
-        plan = subject.model(**first, output_attentions=True).attentions[layer][0, head]
-    real = subject.real[0][0]
+def plan_of(
+    subject: Subject, sample: int, layer: int, head: int, lam: float | None = None
+) -> Float[Tensor, "n m"]:
+    """The plan of one head on one sample, with balance in this head alone if there is a `lam`."""
+    batch, row = subject.place(sample)
+    one = {name: tensor[row : row + 1] for name, tensor in subject.batches[batch].items()}
+    if lam is None:
+        plan = observe(subject, one).plans[layer][0, head]
+    else:
+        with _swapped(subject, lam, layers=[layer], heads=[head]):
+            plan = observe(subject, one).plans[layer][0, head]
+    if subject.own:
+        return plan
+    real = subject.real[batch][row]
     return plan[real][:, real]

@@ -8,7 +8,8 @@ import base64
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,16 +38,16 @@ class Table(NamedTuple):
 
 
 class Report:
-    """A page that is built from top to bottom and written in one step.
+    """A page that opens with what was found, is built from top to bottom and written in one step.
 
     Args:
         title: the heading of the page.
-        command: the command that makes the page again, shown below the heading.
+        command: the command that makes the page again, shown at its end.
         console: what is `printed` goes to this terminal too.
 
     >>> import tempfile
     >>> report = Report("Plans", "bistoch show")
-    >>> report.text("Columns of two operators.")
+    >>> report.finding("Balance takes the largest column from 3.2 to 1.")
     >>> report.table(("operator", "largest column"), [("softmax", 3.2), ("sinkhorn", 1.0)])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     page = report.write(Path(folder) / "report.html").read_text(encoding="utf-8")
@@ -55,12 +56,38 @@ class Report:
     """
 
     def __init__(self, title: str, command: str = "", console: "Console | None" = None) -> None:
-        self.title, self.console = title, console
+        self.title, self.console, self._command = title, console, command
         self._parts: list[dict[str, Any]] = []
+        self._opening: list[dict[str, Any]] = []
         self._files: dict[str, bytes] = {}
         self.warnings: list[str] = []
-        if command:
-            self.code(command)
+
+    def finding(
+        self,
+        sentence: str,
+        figure: "Figure | Callable[[], Figure] | None" = None,
+        caption: str = "",
+        name: str = "",
+        **more: Any,
+    ) -> None:
+        """What was found, in a sentence or two and a figure: it opens the page, and is printed.
+
+        It may come when all else is known; what comes later is shown below. `figure`, `caption`,
+        `name` and `more` are those of `figure`.
+        """
+        own, self._parts = self._parts, self._opening
+        self._parts.append({"kind": "finding", "text": sentence})
+        self._print(sentence)
+        if figure is not None:
+            self.figure(figure, caption, name, **more)
+        self._parts = own
+
+    @contextmanager
+    def folded(self, summary: str) -> Iterator[None]:
+        """What is added inside is hidden behind this sentence until a reader opens it."""
+        self._parts.append({"kind": "fold", "text": summary})
+        yield
+        self._parts.append({"kind": "unfold"})
 
     def heading(self, text: str) -> None:
         """Begin a section."""
@@ -107,28 +134,52 @@ class Report:
         if printed and verdicts and self.console is not None:
             print_table(self.console, Table(("claim", "measured here", "holds"), verdicts))
 
-    def figure(self, figure: "Figure | Callable[[], Figure]", caption: str, name: str = "") -> None:
+    def figure(
+        self,
+        figure: "Figure | Callable[[], Figure]",
+        caption: str,
+        name: str = "",
+        *,
+        photos: bool = False,
+        narrow: "Callable[[], Figure] | None" = None,
+    ) -> None:
         """A figure of matplotlib, or a function that draws one.
 
         Args:
             figure: of a function that finds matplotlib missing, the page says so instead.
             caption: is also what a screen reader says.
             name: of a file of its own, `figures/<name>.png` beside the page.
+            photos: whether it shows pictures, which dark mode must not turn into negatives.
+            narrow: draws the same with panels below each other, for telephones.
         """
         try:
             content = to_png(figure() if callable(figure) else figure)
+            slim = None if narrow is None else to_png(narrow())
         except ImportError as missing:
             self.text(f"No figure: {missing}", printed=True)
             return
-        self.image(content, caption, name=name)
+        self.image(content, caption, name=name, photos=photos, narrow=slim)
 
-    def image(self, content: bytes, caption: str, kind: str = "png", name: str = "") -> None:
+    def image(
+        self,
+        content: bytes,
+        caption: str,
+        kind: str = "png",
+        name: str = "",
+        *,
+        photos: bool = False,
+        narrow: bytes | None = None,
+    ) -> None:
         """An image that exists as a file already: png, gif, jpeg or svg+xml."""
         file = f"figures/{name}.{kind.removesuffix('+xml')}" if name else ""
         if file:
             self._files[file] = content
-        source = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
-        self._parts.append({"kind": "image", "source": source, "caption": caption, "file": file})
+        source, slim = (
+            f"data:image/{kind};base64,{base64.b64encode(one).decode()}" if one else ""
+            for one in (content, narrow)
+        )  # fmt: skip
+        part = {"kind": "image", "source": source, "caption": caption, "file": file}
+        self._parts.append({**part, "photos": photos, "narrow": slim})
 
     def warn(self, sentences: Sequence[str]) -> None:
         """Warnings of a run, in the page and on the terminal, each once."""
@@ -178,7 +229,7 @@ class Report:
 
     def _render(self, template: str) -> bytes:
         return _templates().get_template(template).render(
-            title=self.title, parts=self._parts
+            title=self.title, parts=[*self._opening, *self._parts], command=self._command
         ).encode()  # fmt: skip
 
     def _print(self, text: str, style: str | None = None) -> None:

@@ -3,7 +3,7 @@
 import functools
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from rich.console import Console
 from bistoch.lab.machine import provenance
 from bistoch.lab.progress import Display, duration, progress
 from bistoch.lab.report import SMOKE, Report
+from bistoch.lab.stats import INCONCLUSIVE, Verdict
 from bistoch.lab.store import Result, Run, Store, plain
 from bistoch.lab.study.definition import Cell, Context, Settings, Study
 from bistoch.lab.study.results import Results, Row
@@ -85,15 +86,13 @@ def write_page(runner: Runner, results: Results, seconds: float) -> Path:
     study, settings = runner.study, runner.settings
     command = settings.command(study.name)
     report = Report(study.title, command, runner.console)
+    verdicts = study.checks(results)
+    draw = None if study.figure is None else functools.partial(study.figure, results)
+    sentence = " ".join([found_by(verdicts) or study.question, *([SMOKE] * settings.smoke)])
+    report.finding(sentence, draw, study.caption, study.name)
     report.text(f"{study.question} Claimed or published by: {study.source}.")
     report.text(study.about)
-    if settings.smoke:
-        report.text(SMOKE, printed=True)
-    verdicts = study.checks(results)
     report.verdicts(verdicts, printed=True)
-    if study.figure is not None:
-        draw = functools.partial(study.figure, results)
-        report.figure(draw, study.caption, study.name)
     for place, table in enumerate(study.tables(results)):
         report.table(*table, printed=place == 0)
     for row in results.rows:
@@ -113,6 +112,25 @@ def write_page(runner: Runner, results: Results, seconds: float) -> Path:
     report.heading("Protocol")
     report.table(("what", "value"), _protocol(record))
     return report.write(settings.out / study.name / "report.html", record=record)
+
+
+def found_by(verdicts: Sequence[Verdict]) -> str:
+    """How many claims hold, and what was measured for the first that is decided.
+
+    >>> found_by([Verdict("Less loss", "-0.5 [-0.6, -0.4]", "yes"), Verdict("a", "0", "no")])
+    '1 of 2 claims holds here, 1 does not. Less loss: yes, measured -0.5 [-0.6, -0.4].'
+    """
+    if not verdicts:
+        return ""
+    answers = [verdict.holds.split(",")[0] for verdict in verdicts]
+    yes, no, open_ = (answers.count(word) for word in ("yes", "no", INCONCLUSIVE))
+    parts = [f"{yes} of {len(verdicts)} claims {'holds' if yes == 1 else 'hold'} here"]
+    parts += [f"{no} {'does' if no == 1 else 'do'} not"] if no else []
+    parts += [f"{open_} {'is' if open_ == 1 else 'are'} inconclusive"] if open_ else []
+    decided = [one for one in verdicts if not one.holds.startswith(INCONCLUSIVE)]
+    first = (decided or verdicts)[0]
+    claim = first.claim[:1].upper() + first.claim[1:]
+    return f"{', '.join(parts)}. {claim.rstrip('.')}: {first.holds}, measured {first.measured}."
 
 
 def read_record(path: Path) -> Results:

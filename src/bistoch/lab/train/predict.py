@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bistoch.lab.data import DataError
+from bistoch.functional import inputs
+from bistoch.lab.data import AS_THEY_ARE, DataError, Pictures
 from bistoch.lab.data.own_text import read_texts
+from bistoch.lab.data.pictures import failures_sentence, resize_image
 from bistoch.lab.data.read_files import form_of, read_array, read_bytes, read_text
 from bistoch.lab.data.read_images import decode
 from bistoch.lab.text import Vocabulary
@@ -35,21 +37,20 @@ class Prediction(NamedTuple):
 
 
 @torch.no_grad()
-def predict(run: Restored, paths: Sequence[Path]) -> list[Prediction]:
+def predict(
+    run: Restored, paths: Sequence[Path], *, pictures: Pictures = AS_THEY_ARE
+) -> list[Prediction]:
     """The classes of samples by a trained model.
 
     Paths of images are files, folders of files, or .npz and .npy with uint8 (n, h, w) or
     (n, h, w, 3); of points .npz or .npy with (n, p, 3); of texts .csv, .tsv and .jsonl with a
-    column `text`, or .txt with one text per line.
+    column `text`, or .txt with one text per line. Images of another size are scaled as `pictures`
+    say, by default as in training; a warning names the files that it skips.
     """
     kind, classes = run.config["kind"], run.config["facts"].get("classes")
     if classes is None:
         raise ValueError(f"predict: the model was trained on {kind}, which has no classes")
-    samples: list[tuple[str, Any]] = []
-    for path in paths:
-        if not path.exists():
-            raise DataError(f"predict: {path} does not exist")
-        samples += _texts(path) if kind == "text" else _arrays(path, run)
+    samples = read_samples(run, paths, "predict", pictures=pictures)
     found: list[Prediction] = []
     for some in _batches(samples):
         output = run.model(_encode([sample for _, sample in some], run)).float().softmax(-1)
@@ -62,6 +63,37 @@ def predict(run: Restored, paths: Sequence[Path]) -> list[Prediction]:
             best = int(probabilities.argmax())
             found.append(Prediction(name, classes[best], probabilities[best].item()))
     return found
+
+
+def read_samples(
+    run: Restored, paths: Sequence[Path], command: str, *, pictures: Pictures = AS_THEY_ARE
+) -> list[tuple[str, Any]]:
+    """Samples by name, in the shape that the model of a run was trained on."""
+    if pictures.size is not None:
+        raise ValueError(f"{command}: the model decides the size of images; leave the size out")
+    if pictures != AS_THEY_ARE and run.config["kind"] != "images":
+        raise ValueError(
+            f"{command}: resize and corrupt belong to images, but the model was trained on "
+            f"{run.config['kind']}; leave them out"
+        )
+    how = pictures.resize or run.config["facts"].get("resize")
+    samples: list[tuple[str, Any]] = []
+    failed: dict[Path, str] = {}
+    for path in paths:
+        if not path.exists():
+            raise DataError(f"{command}: {path} does not exist")
+        if run.config["kind"] == "text":
+            samples += _texts(path)
+        else:
+            samples += _arrays(path, run, how, failed)
+    if failed:
+        sentence = failures_sentence(failed, command, len(samples) + len(failed))
+        sentence = sentence if len(failed) > 1 else f"{command}: {sentence}"
+        if pictures.corrupt == "refuse" or not samples:
+            raise DataError(f"{sentence}; replace what is damaged, or leave it out with "
+                            "--corrupt skip")  # fmt: skip
+        inputs.warn_caller(f"{sentence}; skipped", UserWarning)
+    return samples
 
 
 def _batches(samples: Sequence[tuple[str, Any]]) -> Iterator[Sequence[tuple[str, Any]]]:
@@ -97,7 +129,9 @@ def _texts(path: Path) -> list[tuple[str, str]]:
     return [(f"{path}:{line}", text) for line, text in lines if text]
 
 
-def _arrays(path: Path, run: Restored) -> list[tuple[str, np.ndarray]]:
+def _arrays(
+    path: Path, run: Restored, how: str | None, failed: dict[Path, str]
+) -> list[tuple[str, np.ndarray]]:
     kind = run.config["kind"]
     if path.suffix.lower() in {".npz", ".npy"}:
         array = read_array(path)
@@ -114,8 +148,13 @@ def _arrays(path: Path, run: Restored) -> list[tuple[str, np.ndarray]]:
         )
     else:
         files = _images_below(path) if path.is_dir() else [path]
-        found = [(str(file), decode(read_bytes(file), file)) for file in files]
-    return [(name, _fit_sample(name, sample, run)) for name, sample in found]
+        found = []
+        for file in files:
+            try:
+                found.append((str(file), decode(read_bytes(file), file)))
+            except DataError as broken:
+                failed[file] = str(broken)
+    return [(name, _fit_sample(name, sample, run, how)) for name, sample in found]
 
 
 def _images_below(folder: Path) -> list[Path]:
@@ -132,11 +171,11 @@ def _images_below(folder: Path) -> list[Path]:
     return files
 
 
-def _fit_sample(name: str, sample: np.ndarray, run: Restored) -> np.ndarray:
+def _fit_sample(name: str, sample: np.ndarray, run: Restored, how: str | None) -> np.ndarray:
     """A sample in the shape that the model was trained on."""
     config = run.config["model"]
     if run.config["kind"] == "images":
-        return _fit_image(name, sample, tuple(config["image"]), config["channels"])
+        return _fit_image(name, sample, tuple(config["image"]), config["channels"], how)
     if run.config["kind"] == "points":
         wanted = config["coordinates"]
         if sample.dtype.kind not in "fiu" or len(sample) == 0 or sample.shape[1] != wanted:
@@ -159,13 +198,17 @@ def _fit_sample(name: str, sample: np.ndarray, run: Restored) -> np.ndarray:
     return sample
 
 
-def _fit_image(name: str, image: np.ndarray, size: tuple[int, int], channels: int) -> np.ndarray:
+def _fit_image(
+    name: str, image: np.ndarray, size: tuple[int, int], channels: int, how: str | None
+) -> np.ndarray:
     is_image = image.dtype == np.uint8 and image.shape[2:] in ((), (3,))
+    if is_image and how is not None:
+        image = resize_image(image, how, size)
     if not is_image or image.shape[:2] != size:
         raise DataError(
             f"predict: {name} must be a uint8 image of {size[0]} x {size[1]} (height x width), "
             f"grey or RGB, as the model was trained on, but it is {image.dtype} {image.shape}; "
-            "convert, scale or crop it first"
+            + ("scale it with --resize fit or --resize crop" if is_image else "convert it first")
         )
     if channels == 3 and image.ndim == 2:
         return np.repeat(image[..., None], 3, axis=2)

@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from bistoch.functional import read_call
-from bistoch.lab.data import DataError, Dataset, load
+from bistoch.lab.data import AS_THEY_ARE, DATASETS, DataError, Dataset, Pictures, load
 from bistoch.lab.text import Vocabulary
 from bistoch.lab.train.checkpoint import CheckpointError, load_checkpoint, load_weights, part
 from bistoch.lab.train.classification import Classification
 from bistoch.lab.train.loop import CHECKPOINT, CONFIG, SAVE_EVERY, Fitted, StepInfo, evaluate, fit
+from bistoch.lab.train.patches import chosen_patch
 from bistoch.lab.train.ranks import Ranks
 from bistoch.lab.train.recipe import Recipe
 from bistoch.lab.train.seeds import preserved_random_state, seed_all
@@ -69,7 +70,8 @@ def new_model(setup: Setup, task: Task) -> nn.Module:
             )
     with preserved_random_state():
         seed_all("weights", setup.seed)
-        model = build_model(setup.model, setup.operator, **sizes)
+        patch = chosen_patch(setup.model, sizes)
+        model = build_model(setup.model, setup.operator, **sizes, **patch)
     if isinstance(model, Forecaster) and isinstance(task, Forecast):
         # its axes come from the data, not from gradients
         model.fit_axes(task.values, train_rows=task.train_rows)
@@ -98,6 +100,7 @@ def train_run(
     }  # fmt: skip
     config = json.loads(json.dumps(config))
     ranks = ranks or Ranks(0, 1, torch.device("cpu"))
+    _check_forward(model, task)
     ranks.check_same(_flat(config))
     # what the main process is refused ends the others too
     ranks.from_main(lambda: _refuse_another_run(folder, config))
@@ -106,6 +109,13 @@ def train_run(
         tensorboard=tensorboard, on_step=on_step,
     )  # fmt: skip
     return model, fitted
+
+
+def _check_forward(model: nn.Module, task: Task) -> None:
+    """One sample through the model: what does not fit is refused before anything is written."""
+    with preserved_random_state(), torch.no_grad():
+        model.eval()(*task.batch("train", torch.tensor([0])).inputs)
+    model.train()
 
 
 def _refuse_another_run(folder: Path, config: dict[str, Any]) -> None:
@@ -207,7 +217,7 @@ def restore_run(folder: Path) -> Restored:
 def evaluate_run(folder: Path, data: str | None = None) -> dict[str, float | str | int]:
     """Loss and score of the model of a run on the test split of its data, or of other data."""
     run = restore_run(folder)
-    task = _task_for(run, data or run.setup.data)
+    task = task_of(run, data or run.setup.data)
     scores = evaluate(run.model, task, "test", run.setup.recipe.precision)
     return {
         "data": task.name, "samples": task.count("test"), "epoch": run.epoch,
@@ -215,9 +225,19 @@ def evaluate_run(folder: Path, data: str | None = None) -> dict[str, float | str
     }  # fmt: skip
 
 
-def _task_for(run: Restored, data: str) -> Task:
+def pictures_of(run: Restored, data: str) -> Pictures:
+    """How the images of a run were read; for a folder of other images the same, in its size."""
+    facts = run.config["facts"]
+    if not Path(data).expanduser().is_dir() or data in DATASETS:
+        return AS_THEY_ARE
+    size = tuple(run.config["model"]["image"]) if facts.get("resize") else None
+    return Pictures(facts.get("resize"), size, facts.get("corrupt", "refuse"))
+
+
+def task_of(run: Restored, data: str) -> Task:
     """The task of a run on perhaps other data: the same classes, encoded by its vocabulary."""
-    facts, found = run.config["facts"], load(data)
+    facts, pictures = run.config["facts"], pictures_of(run, data)
+    found = load(data, pictures=pictures)
     if found.kind != run.config["kind"]:
         raise DataError(
             f"eval: the model was trained on {run.config['kind']}, but {data} is {found.kind}"
@@ -227,7 +247,7 @@ def _task_for(run: Restored, data: str) -> Task:
             f"eval: the model has the classes {', '.join(facts.get('classes') or ['none'])}, but "
             f"{data} has {', '.join(found.classes)}"
         )
-    task = open_task(data, run.setup.model, length=facts.get("length"))
+    task = open_task(found, run.setup.model, length=facts.get("length"))
     if isinstance(task, Classification) and task.kind == "text":
         task.use_vocabulary(Vocabulary(facts["unit"], tuple(facts["tokens"])))
     if isinstance(task, NextCharacter):

@@ -1,6 +1,9 @@
 """From the name of a data set to a task and the models that fit it."""
 
-from bistoch.lab.data import DATASETS, Corpus, Dataset, Series, load
+from pathlib import Path
+
+from bistoch.lab.data import AS_THEY_ARE, DATASETS, Corpus, Dataset, Pictures, Series, load
+from bistoch.lab.data.entry import Loaded
 from bistoch.lab.train.classification import Classification
 from bistoch.lab.train.sequences import WINDOW, Forecast, NextCharacter
 from bistoch.lab.train.task import Task
@@ -17,28 +20,40 @@ WITH_LENGTH = ("text", "corpus", "points")
 
 
 def open_task(
-    data: str, model: str | None = None, *, hold_out: bool = False, length: int | None = None
+    data: str | Loaded,
+    model: str | None = None,
+    *,
+    hold_out: bool = False,
+    length: int | None = None,
+    pictures: Pictures = AS_THEY_ARE,
 ) -> Task:
     """Load data as a task.
 
     Args:
-        data: a name of `bistoch data list`, or a path.
+        data: a name of `bistoch data list`, a path, or what `load` returned.
         model: text of the model, which decides the windows of a series.
         hold_out: whether a validation split is needed: that of the source, or a tenth of train.
         length: words read of a text, characters of a window of a corpus, or points of a cloud.
+        pictures: how a folder of images is read.
 
     >>> open_task("shapes").kind
     'points'
     """
-    found = load(data)
+    found = load(data, pictures=pictures) if isinstance(data, str) else data
     if length is not None and found.kind not in WITH_LENGTH:
         raise ValueError(
-            f"train: length belongs to {', '.join(WITH_LENGTH)}, but {data} is {found.kind}; leave "
-            "it out"
+            f"train: length belongs to {', '.join(WITH_LENGTH)}, but {found.name} is {found.kind}; "
+            "leave it out"
         )
     task: Task
     if isinstance(found, Dataset):
         task = Classification(found, hold_out=hold_out, length=length)
+        if pictures.resize is not None:
+            task.facts["resize"] = pictures.resize
+        if pictures.corrupt != "refuse":
+            task.facts["corrupt"] = pictures.corrupt
+        if found.notes:
+            task.facts["notes"] = list(found.notes)
     elif isinstance(found, Corpus):
         task = NextCharacter(found, length=length or WINDOW)
     elif isinstance(found, Series):
@@ -83,6 +98,9 @@ def default_model(data: str) -> str:
     >>> default_model("shapes")
     'set_transformer'
     """
+    if data not in DATASETS and Path(data).expanduser().is_dir():
+        # images may have several sizes, and are read once
+        return DEFAULT_MODELS["images"]
     kind = DATASETS[data].kind if data in DATASETS else load(data).kind
     if kind not in DEFAULT_MODELS:
         raise _no_model(data, kind)
