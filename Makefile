@@ -14,7 +14,7 @@ SHAPED := $(shell grep -rl "jaxtyping import" src/bistoch/functional --include=*
 	| grep -v "/cpu/\|/kernels/" | sort)
 SHAPED := $(subst $(space),$(comma),$(subst /,.,$(SHAPED:src/%.py=%))),beartype.beartype
 
-.PHONY: demo test test-all lint shapes fuzz figures clean
+.PHONY: demo test test-all lint shapes fuzz figures site dist clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bistoch demo --out demo
@@ -44,6 +44,14 @@ lint: $(VENV)/.installed
 figures: $(VENV)/.installed
 	$(BIN)/python docs/figures.py
 
+# the docs with a search and the reference, in site/; no network is needed, to build it or to read it
+site: $(VENV)/.installed
+	PYTHONPATH=docs $(BIN)/python -m making.site
+
+# wheel and sdist, in dist/
+dist: $(VENV)/.installed
+	$(BIN)/python -m build --no-isolation
+
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
@@ -51,4 +59,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) dist
+	rm -rf $(VENV) dist build site

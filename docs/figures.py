@@ -16,9 +16,11 @@ from making.balance import (
     speed_not_softness,
 )
 from making.causal import causal_blocks, causal_heads, causal_local, causal_updates
+from making.choosing import choosing
 from making.converted import converted
 from making.explorer import explorer_page
 from making.flows import flow_clusters, flow_limits, flow_mixture, flow_orders
+from making.gallery import trained_head
 from making.lab import lab_fashion, lab_fashion_long, lab_points, lab_scores, lab_text
 from making.pace import pace, pace_gradient
 from making.pace_rivals import pace_rivals
@@ -47,7 +49,7 @@ def main() -> None:
         flow_clusters, causal_updates, causal_local, causal_heads, causal_blocks, causal_lm, pace,
         pace_gradient, pace_rivals, lab_fashion, lab_fashion_long, lab_points, lab_text, lab_scores,
         search_gain, retrieval, hubs, prototypes, router, registration, sorting, jigsaw,
-        cooccurrence, explorer_page, converted,
+        cooccurrence, explorer_page, converted, choosing, trained_head,
     ):  # fmt: skip
         measure()
         print(f"done: {measure.__name__}")

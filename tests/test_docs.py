@@ -1,11 +1,16 @@
 """The docs keep up with the code: pages, tables, pictures and links."""
 
+import importlib
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+from making import choosing, site
+from making import reference as made
 
 import bistoch
+import bistoch._public
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -117,3 +122,63 @@ def test_python_in_pages_is_run(page):
     # a block that is not a doctest could rot unseen
     kinds = re.findall(r"^```(\w+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert set(kinds) <= {"pycon", "diff", "console"}
+
+
+def test_measured_advice_is_that_of_the_records():
+    text = (DOCS / "choosing.md").read_text(encoding="utf-8")
+    for heads, rows in (choosing.by_lam(), choosing.costs()):
+        for row in (heads, *rows):
+            assert f"| {' | '.join(row)} |" in text, "run docs/figures.py, or its part choosing"
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """All names that the reference explains, and the pages they are on."""
+    pages = made.pages().items()
+    found = {file: re.findall(r"^      heading: (\S+)$", text, re.M) for file, text in pages}
+    return {name: file for file, names in found.items() for name in names}
+
+
+def test_the_reference_has_every_public_name(reference):
+    exported = {name for name in dir(bistoch) if not made.is_private(name, getattr(bistoch, name))}
+    assert {f"bistoch.{name}" for name in exported & set(vars(bistoch._public))} <= set(reference)
+    for package in made.packages():
+        for name in made.public_names(package):
+            assert f"{package}.{name}" in reference or made.is_module(f"{package}.{name}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_what_a_page_names_is_in_the_reference(page, reference):
+    # a name that is written out is meant for users, so they must be able to look it up
+    packages = ["bistoch", *made.packages()]
+    for path in set(re.findall(r"\bbistoch(?:\.\w+)+", page.read_text(encoding="utf-8"))):
+        package, _, last = path.rpartition(".")
+        if package not in packages or path in packages or not last[0].isalpha():
+            continue
+        value = getattr(importlib.import_module(package), last, None)
+        if inspect.isfunction(value) or inspect.isclass(value):
+            assert path in reference, (
+                f"{name(page)} names {path}, which the reference does not have"
+            )
+
+
+def test_every_page_is_on_the_site():
+    linked = set(re.findall(r"docs/[\w/]+\.md", str(site.navigation([]))))
+    assert linked == {name(page) for page in DOCS.rglob("*.md")}
+
+
+def test_the_site_builds_and_asks_nobody(tmp_path):
+    # strict: a broken link, a missing anchor or an unknown name stops it
+    site.build(tmp_path / "build", tmp_path / "site")
+    for page in DOCS.rglob("*.md"):
+        assert (tmp_path / "site" / page.relative_to(ROOT).with_suffix(".html")).is_file()
+    for page in (tmp_path / "site").rglob("*.html"):
+        loads = re.findall(
+            r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?([^\"\s>]+)"
+            r"|<link[^>]*\shref=\"?([^\"\s>]+)",
+            page.read_text(encoding="utf-8"),
+        )
+        assert loads
+        assert not [one for pair in loads for one in pair if re.match("(https?:)?//", one)]
+    index = (tmp_path / "site" / "search" / "search_index.js").read_text(encoding="utf-8")
+    assert "bistoch.elastic_attention" in index

@@ -3,11 +3,11 @@
 Every command imports what it needs when it runs, so that `bistoch --help` stays quick.
 """
 
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+from bistoch import __version__
 from bistoch.cli.bench import bench
 from bistoch.cli.compare import compare
 from bistoch.cli.data import data
@@ -34,7 +34,7 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"bistoch {version('bistoch')}")
+        typer.echo(f"bistoch {__version__}")
         raise typer.Exit
 
 

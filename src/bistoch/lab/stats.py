@@ -6,7 +6,10 @@ from statistics import mean, stdev
 from typing import NamedTuple
 
 LEVEL = 0.95
-YES, NO, OPPOSITE, INCONCLUSIVE = "yes", "no", "no, the opposite", "inconclusive"
+YES = "yes"
+NO = "no"
+OPPOSITE = "no, the opposite"
+INCONCLUSIVE = "inconclusive"
 
 
 class Verdict(NamedTuple):
