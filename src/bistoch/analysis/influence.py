@@ -1,6 +1,6 @@
 """Whether it matters where a layer attends: the result of a model with other queries."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,6 +68,22 @@ def attention_influence(model: nn.Module, *inputs: Any, **options: Any) -> dict[
         return found
     finally:
         model.train(was_training)
+
+
+def influence_warning(influence: Mapping[str, float]) -> str | None:
+    """A sentence about layers whose attention has next to no effect; None if there are none.
+
+    >>> influence_warning({"blocks.0": 0.3, "blocks.1": 0.0002})
+    'Where blocks.1 attends changes the result by less than 1 %: ...'
+    """
+    idle = [name for name, value in influence.items() if value < LITTLE]
+    if not idle:
+        return None
+    return (
+        f"Where {', '.join(idle)} attends changes the result by less than {100 * LITTLE:g} %: its "
+        "queries and keys have next to no effect, as before a mean over tokens if columns are "
+        "balanced. Put an MLP, a maximum or a class token between, or take lam < 1."
+    )
 
 
 def _result(model: nn.Module, inputs: Any, options: Any) -> Tensor:

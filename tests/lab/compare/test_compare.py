@@ -223,6 +223,13 @@ def test_a_run_that_diverges_is_told_and_the_others_go_on(pictures, tmp_path):
     assert "lower the learning rate" in page
 
 
+def test_a_layer_without_effect_is_named(pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(attention, "attention_influence", lambda model, *inputs: {"blocks.1": 0.0})
+    comparison = Comparison(pictures, MODEL, ("sinkhorn",), (0,), Recipe(epochs=1, batch_size=8))
+    page = run_compare(comparison, tmp_path / "out", QUIET, command="").read_text(encoding="utf-8")
+    assert "sinkhorn: Where blocks.1 attends changes the result by less than 1 %" in page
+
+
 def test_numbers_of_attention_tell_balance(pictures):
     task = open_task(pictures)
     found = {
@@ -238,6 +245,9 @@ def test_numbers_of_attention_tell_balance(pictures):
     assert balanced["loads"][attention.EDGES.index(0.95)] == pytest.approx(1)
     assert learned["lam"] == {f"blocks.{i}.attention.operator": [0.25] * 2 for i in range(2)}
     assert len(free["rank"]) == 3
+    # the class token reads one query, and an MLP comes between
+    assert list(free["influence"]) == ["blocks.0.attention", "blocks.1.attention"]
+    assert min(free["influence"].values()) > 1e-4
 
 
 def test_what_is_measured_does_not_change_the_model(pictures):

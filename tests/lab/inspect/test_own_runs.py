@@ -37,6 +37,7 @@ def test_a_run_is_shown_on_its_own_test_samples(texts, tmp_path):
     assert "is the most overloaded: " in result.stdout
     found = json.loads((tmp_path / "report.json").read_text())
     assert found["layers"] == ["blocks.0", "blocks.1"]
+    assert list(found["influence"]) == ["blocks.0.attention", "blocks.1.attention"]
     assert found["options"]["model: dim"] == 8
     assert found["options"]["operator"] == "softmax()"
     assert torch.tensor(found["swap_each_head"]).shape == (2, 2)
@@ -51,6 +52,14 @@ def test_a_run_is_shown_on_its_own_test_samples(texts, tmp_path):
     assert "these are test samples of mine" in page
     assert '<td class="text">8</td>' in page
     assert '<p class="finding">' in page
+
+
+def test_a_layer_without_effect_is_named(texts, tmp_path, monkeypatch):
+    from bistoch.lab.inspect import run as inspect_run
+
+    monkeypatch.setattr(inspect_run, "attention_influence", lambda *inputs: {"blocks.1": 0.0})
+    result = run(texts, "--lam", "1", "--no-each-head", "--out", tmp_path)
+    assert "Where blocks.1 attends changes the result" in " ".join(result.output.split())
 
 
 def test_balance_in_a_run_is_that_of_the_operator_and_leaves_no_trace(texts):

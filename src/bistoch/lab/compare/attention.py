@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bistoch.analysis import capture, metrics
+from bistoch.analysis import attention_influence, capture, metrics
 from bistoch.lab.train import Task
 from bistoch.models import operators
 
@@ -30,7 +30,7 @@ class Captured:
 def capture_samples(model: nn.Module, task: Task, rows: range) -> Captured:
     """Run test samples through a model; texts one by one, so that there is no padding."""
     model.eval()
-    device = next(model.parameters()).device
+    device = device_of(model)
     captured = Captured([], [], [])
     for some in torch.tensor(rows).split(1 if task.kind == "text" else max(len(rows), 1)):
         with capture(model, budget=1 << 30, problems=None) as found:
@@ -45,13 +45,19 @@ def capture_samples(model: nn.Module, task: Task, rows: range) -> Captured:
     return captured
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where the parameters of a model are."""
+    return next(model.parameters()).device
+
+
 def measure(model: nn.Module, task: Task) -> dict[str, Any]:
     """Numbers by layer, as JSON: means over samples and heads.
 
     `entropy` is that of the rows, relative to the largest possible; `sink` the mean attention on
     the key that receives most, and `peak` its load; `gini` how unequal the loads are; `rank` the
     effective rank of the states before the first and after every block. `loads` is the histogram of
-    column loads, `lam` the learned elasticities by layer and head.
+    column loads, `lam` the learned elasticities by layer and head, `influence` how much the result
+    depends on where each layer attends.
     """
     causal = task.kind == "corpus"
     rows: list[list[dict[str, float]]] = []
@@ -76,6 +82,8 @@ def measure(model: nn.Module, task: Task) -> dict[str, Any]:
     found["rank"] = torch.stack(ranks).mean(0).tolist()
     found["loads"] = (counts / counts.sum().clamp_min(1)).tolist()
     found["lam"] = learned_lam(model)
+    some = task.batch("test", torch.tensor(many[:AT_ONCE]))
+    found["influence"] = attention_influence(model, *some.to(device_of(model)).inputs)
     return found
 
 

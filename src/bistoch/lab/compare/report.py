@@ -12,6 +12,7 @@ import numpy as np
 from rich.console import Console
 from torch import Tensor
 
+from bistoch.analysis import influence_warning
 from bistoch.lab.compare.cells import Cell
 from bistoch.lab.compare.draw import draw_curves, draw_lam, draw_layers, draw_loads, draw_opening
 from bistoch.lab.compare.examples import example_figures
@@ -72,6 +73,11 @@ def write_report(found: Found, folder: Path, console: Console | None = None) -> 
     for caption, table in found.tables.items():
         report.table(table.head, table.rows, caption)
     report.table(scores.head, scores.rows, _caption(found))
+    for row in whole:
+        # a record of an earlier version has none
+        warning = influence_warning(row.cells[0].result["attention"].get("influence", {}))
+        if warning is not None:
+            report.text(f"{row.operator}: {warning}", printed=True)
     for row in found.rows:
         for cell in row.diverged:
             report.text(f"{row.operator}, seed {cell.setup.seed}: {cell.diverged}")

@@ -184,8 +184,8 @@ def swapped_run(
     """Balance in some heads of the softmax layers, until the end of the block."""
     found = list(layers_of(subject).values())
     chosen = [found[place] for place in layers] if layers is not None else found
-    kept = [(layer, layer.operator, getattr(layer, "needs_mask", None)) for layer in chosen]
-    for layer, operator, needs_mask in kept:
+    kept = [(layer, layer.operator) for layer in chosen]
+    for layer, operator in kept:
         own = torch.zeros(layer.heads)
         own[list(heads) if heads is not None else slice(None)] = lam
         options = {"eps": operator.eps, "scale": operator.scale}
@@ -193,15 +193,11 @@ def swapped_run(
             layer.operator = CausalElastic(lam=own, block=8, **options)
         else:
             layer.operator = Elastic(lam=own, **options)
-        if needs_mask is not None:
-            layer.needs_mask = not subject.causal
     try:
         yield
     finally:
-        for layer, operator, needs_mask in kept:
+        for layer, operator in kept:
             layer.operator = operator
-            if needs_mask is not None:
-                layer.needs_mask = needs_mask
 
 
 def why_no_swap(subject: Subject) -> str | None:

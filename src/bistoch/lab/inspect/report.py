@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 from torch import Tensor
 
-from bistoch.analysis import metrics
+from bistoch.analysis import influence_warning, metrics
 from bistoch.analysis.plot import COLOURS, draw_plans
 from bistoch.lab.compare.attention import learned_lam
 from bistoch.lab.compare.draw import draw_lam
@@ -41,6 +41,7 @@ class Inspection(NamedTuple):
     each: Tensor | None = None
     not_swapped: str | None = None
     score: Mapping[str, float] = {}
+    influence: Mapping[str, float] = {}
 
 
 def write_report(found: Inspection, out: Path, console: Console) -> Path:
@@ -55,6 +56,8 @@ def write_report(found: Inspection, out: Path, console: Console) -> Path:
     report.text(_intro(subject), printed=True)
     for note in subject.notes:
         report.text(note)
+    if sentence := influence_warning(found.influence):
+        report.text(sentence, printed=True)
     if others:
         names = ", ".join(f"{one.layer}.{one.head}" for one in others)
         with report.folded(f"More heads (layer.head): {names}"):
@@ -215,6 +218,7 @@ def _record(found: Inspection) -> dict[str, Any]:
         "effective_rank": measured.rank.tolist(),
         "mean_cosine": measured.cosine.tolist(),
         "lam": learned_lam(subject.model),
+        "influence": dict(found.influence),
         "score": dict(found.score),
         "swap_all": {f"{lam:g}": effect for lam, effect in found.effects.items()},
         "swap_each_head": None if found.each is None else found.each.tolist(),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bistoch.analysis import attention_influence
 from bistoch.integrations import huggingface
 from bistoch.integrations.huggingface.layers import count_heads
 from bistoch.lab.inspect import own
@@ -61,7 +62,9 @@ def run_inspect(
         chosen = _choose(measured, heads)
         shown.finish("heads measured")
         command = _command(name, texts, images, lams, heads, each_head)
-        found = Inspection(subject, measured, command, not_swapped=not_swapped)
+        found = Inspection(
+            subject, measured, command, not_swapped=not_swapped, influence=_influence(subject)
+        )
         if swaps:
             shown.start("swapping heads")
             done = 0
@@ -82,6 +85,14 @@ def run_inspect(
     if lam is not None and not heads:
         looked = _with_revealed(looked, subject, measured, lam)
     return write_report(found._replace(heads=looked), out, console)
+
+
+def _influence(subject: Subject) -> dict[str, float]:
+    """How much the result depends on where each layer with an operator attends."""
+    batch = subject.batches[0]
+    if subject.own:
+        return attention_influence(subject.model, batch["inputs"])
+    return attention_influence(subject.model, **batch)
 
 
 def _with_revealed(

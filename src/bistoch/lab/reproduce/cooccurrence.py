@@ -207,8 +207,7 @@ STUDY = Study(
     title="Two words that occur together",
     question="How does gradient descent teach one attention layer that two words occur together, "
     "and what is left of it if columns are balanced?",
-    source="Yang et al., Training dynamics of transformers to recognize word co-occurrence via "
-    "gradient flow analysis, NeurIPS 2024",
+    source="Yang et al., Training dynamics to recognize word co-occurrence, NeurIPS 2024",
     about="The experiment of the paper's appendix: 60 samples of 5 words from a vocabulary of 64, "
     "128 features, 256 hidden units, Kaiming's normal initialisation, 30,000 steps of gradient "
     "descent on all samples at rate 0.01, in float64. The test has 6,000 fresh samples. Where one "
