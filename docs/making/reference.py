@@ -108,7 +108,7 @@ def page(title: str, about: str, members: list[tuple[str, str]]) -> str:
 
 def entry(package: str, name: str) -> str:
     """What mkdocstrings replaces by signature and docstring, read where the name is defined."""
-    value = getattr(importlib.import_module(package), name)
+    value = inspect.unwrap(getattr(importlib.import_module(package), name))
     where = f"{package}.{name}".replace("bistoch.OPERATORS", "bistoch.functional.OPERATORS")
     if inspect.isfunction(value) or inspect.isclass(value):
         where = f"{value.__module__}.{value.__qualname__}"
