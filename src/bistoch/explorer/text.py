@@ -93,7 +93,9 @@ class TextSubject(Subject):
     def compute(self, sample: Sample) -> dict[str, float]:
         """Cosines with other sentences, or the most probable tokens."""
         if self.causal:
-            values, ids = self.model(**sample.arguments).logits[0, -1].softmax(-1).topk(8)
+            # with a cache, a causal operator takes steps, whose plans nobody records
+            logits = self.model(**sample.arguments, use_cache=False).logits
+            values, ids = logits[0, -1].softmax(-1).topk(8)
             words = self.tokenizer.convert_ids_to_tokens(ids)
             return dict(zip(words, values.tolist(), strict=True))
         states = self.model(**sample.arguments).last_hidden_state
@@ -124,7 +126,7 @@ class TextSubject(Subject):
             f'tokens = tokenizer(texts, {padding}return_tensors="pt")',
             f'convert(model, "{operator_text(state)}", {chosen})',
             "with torch.no_grad(), capture(model, problems=1, states=None) as seen:",
-            "    result = model(**tokens)",
+            f"    result = model(**tokens{', use_cache=False' if self.causal else ''})",
             'n = int(tokens["attention_mask"][0].sum())',
             f"plan = seen.plans[{state.layer}].plan[0, {state.head}, :n, :n]",
             *(_CAUSAL_OUTPUT if self.causal else _ENCODER_OUTPUT),

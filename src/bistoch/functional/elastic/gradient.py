@@ -116,7 +116,10 @@ class _Path(NamedTuple):
 
     @classmethod
     def of(cls, balance: Balance, solution: Solution, history: History) -> "_Path":
-        lam, iters = balance.lam[:, None], int(solution.iterations.max()) if len(balance.lam) else 0
+        lam, iters = balance.lam[:, None], history.omega.shape[1]
+        if balance.tol is not None and len(lam):
+            # only a tolerance stops before: without one no number is read on the host
+            iters = int(solution.iterations.max())
         # a problem that stopped early took steps of size zero from there on
         running = torch.arange(iters, device=lam.device) < solution.iterations[:, None]
         omegas = torch.where(running, history.omega[:, :iters], 0)

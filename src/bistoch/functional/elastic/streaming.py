@@ -60,12 +60,19 @@ def _iterate(
     column = balance.first_column()
     running = torch.ones_like(lam, dtype=torch.bool)
     iterations = torch.zeros_like(lam, dtype=torch.int64)
+
+    def any_running(some: slice) -> bool:
+        # what has stopped takes no more steps; processes may have cut their batch differently, and
+        # whether anybody goes on was asked before
+        if shards is not None or balance.tol is None or running.is_meta or len(cut) == 1:
+            return True
+        return bool(running[some].any())
+
     for t in range(balance.iters):
         before, totals, level = totals, _Totals.none(column), column.new_zeros(len(column), 1)
         for part in cut:
             some = part.batch
-            # what has stopped takes no more steps; processes may have cut their batch differently
-            if shards is not None or balance.tol is None or running.is_meta or running[some].any():
+            if any_running(some):
                 kept = None if history is None else history.row[some, t]
                 own = part_of(balance, some)
                 found, level[some] = _sum_columns(part, own, column[some], kept)
