@@ -170,3 +170,19 @@ def test_a_row_of_low_biases_is_placed_last(low):
     plan = bistoch.hard_balance(scores, mask=bias, column_capacity=torch.tensor([1, 2]))
     assert plan.sum() == 3
     assert low < -1e4 or plan.tolist() == [[0, 1], [0, 1], [1, 0]]
+
+
+def test_the_gradient_of_double_scores_has_masses_in_double():
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(7, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    rows, columns = torch.tensor([1, 2, 1, 3, 1, 2, 1]), torch.tensor([1, 1, 2, 1, 2])
+    weights = torch.randn(7, 5, generator=generator, dtype=torch.float64)
+    plan = bistoch.hard_balance(
+        scores, row_capacity=rows, column_capacity=columns, straight_through=True
+    )
+    soft = bistoch.balance(
+        scores, row_mass=rows.double(), column_mass=columns.double() * (11 / 7), backend="reference"
+    )
+    (found,) = torch.autograd.grad((plan * weights).sum(), scores)
+    (wanted,) = torch.autograd.grad((soft * weights).sum(), scores)
+    torch.testing.assert_close(found, wanted, atol=1e-13, rtol=0)

@@ -12,7 +12,7 @@ from bistoch.functional.elastic.scores import pose_given
 from bistoch.functional.hard import assign
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.pose import BalanceOptions, ScoreOptions
-from bistoch.functional.precision import full_precision
+from bistoch.functional.precision import full_precision, working_dtype
 from bistoch.functional.problem import dense_scores
 
 Capacity = int | Int[Tensor, "..."]
@@ -88,7 +88,9 @@ def hard_balance(
     plan = show(plan.to(scores.dtype), broken).reshape(scores.shape)
     if not straight_through:
         return plan
-    pairs, options = _soft(pairs._replace(eps=eps), options, batch, rows, columns)
+    pairs, options = _soft(
+        pairs._replace(eps=eps), options, batch, rows, columns, working_dtype(scores.dtype)
+    )
     soft = balance_scores(operator, scores, pairs, options, "auto")
     return plan + (soft - soft.detach())
 
@@ -118,11 +120,12 @@ def _soft(
     batch: list[int],
     rows: Tensor | None,
     columns: Tensor | None,
+    dtype: torch.dtype,
 ) -> tuple[ScoreOptions, BalanceOptions]:
     """Balance towards the capacities; what has none is not there."""
     if rows is not None:
         rows = rows.reshape(*batch, rows.shape[-1])
-        options = options._replace(row_mass=rows.float())
+        options = options._replace(row_mass=rows.to(dtype))
     if columns is not None:
         columns = columns.reshape(*batch, columns.shape[-1])
         everything = torch.ones(1, dtype=torch.bool, device=columns.device)
@@ -130,7 +133,7 @@ def _soft(
         real_columns = columns > 0
         if pairs.key_mask is not None:
             real_columns = real_columns & pairs.key_mask
-        mass = columns.clamp_min(1).float()
+        mass = columns.clamp_min(1).to(dtype)
         if rows is not None:
             # both sides give and take the same
             total = (mass * real_columns).sum(-1, keepdim=True).clamp_min(1)
