@@ -175,7 +175,7 @@ def test_a_row_of_low_biases_is_placed_last(low):
 def test_the_gradient_of_double_scores_has_masses_in_double():
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(7, 5, generator=generator, dtype=torch.float64, requires_grad=True)
-    rows, columns = torch.tensor([1, 2, 1, 3, 1, 2, 1]), torch.tensor([1, 1, 2, 1, 2])
+    rows, columns = torch.tensor([1, 2, 1, 3, 1, 2, 1]), torch.tensor([1, 3, 1, 1, 1])
     weights = torch.randn(7, 5, generator=generator, dtype=torch.float64)
     plan = bistoch.hard_balance(
         scores, row_capacity=rows, column_capacity=columns, straight_through=True
