@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bistoch.functional import inputs
-from bistoch.functional.precision import device_of, no_autocast
+from bistoch.functional.precision import device_of, no_autocast, with_own_code
 
 P = ParamSpec("P")
 
@@ -40,6 +40,8 @@ def export_whole(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
     @wraps(function)
     def either(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        if kwargs.keys() & inputs.REMEDIES.keys():
+            kwargs = inputs.without_torch_names(function.__name__, kwargs)  # type: ignore[assignment]
         if torch.compiler.is_exporting() and kwargs.get("backend") != "cpu":
             given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
             if is_open(*(x for t in given.values() if isinstance(t, Tensor) for x in t.shape[-2:])):
@@ -47,7 +49,7 @@ def export_whole(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
         with no_autocast(device_of(*args, **kwargs)):
             return function(*args, **kwargs)
 
-    return either
+    return with_own_code(either)
 
 
 def _write(function: str, given: dict[str, Any]) -> Tensor:

@@ -8,6 +8,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from bistoch.functional.inputs.torch_names import REMEDIES, without_torch_names
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -18,17 +20,26 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def full_precision(function: Callable[P, R]) -> Callable[P, R]:
-    """A public function without autocast: it chooses its precision by the dtype of its inputs."""
+    """A public function without autocast: it chooses its precision by the dtype of its inputs.
+
+    It also answers arguments that users bring from torch, so that a call has one frame for both.
+    """
 
     @wraps(function)
     def without_autocast(*args: P.args, **kwargs: P.kwargs) -> R:
+        if kwargs.keys() & REMEDIES.keys():
+            kwargs = without_torch_names(function.__name__, kwargs)  # type: ignore[assignment]
         with no_autocast(device_of(*args, **kwargs)):
             return function(*args, **kwargs)
 
-    # torch.compile counts recompilations by code, of which every function needs its own
-    made: Any = without_autocast
-    made.__code__ = made.__code__.replace(co_name=function.__name__)
-    return without_autocast
+    return with_own_code(without_autocast)
+
+
+def with_own_code(made: Callable[P, R]) -> Callable[P, R]:
+    """A wrapper with code of its own, by which torch.compile counts recompilations."""
+    wrapper: Any = made
+    wrapper.__code__ = wrapper.__code__.replace(co_name=wrapper.__name__)
+    return made
 
 
 def device_of(*args: object, **kwargs: object) -> torch.device | None:

@@ -60,5 +60,6 @@ from bistoch.functional.inputs.tokens import check_variance as check_variance
 from bistoch.functional.inputs.tokens import check_vectors as check_vectors
 from bistoch.functional.inputs.tokens import check_weight as check_weight
 from bistoch.functional.inputs.tokens import refuse_pairs as refuse_pairs
-from bistoch.functional.inputs.torch_names import answer_torch as answer_torch
+from bistoch.functional.inputs.torch_names import REMEDIES as REMEDIES
+from bistoch.functional.inputs.torch_names import without_torch_names as without_torch_names
 from bistoch.functional.inputs.warn import warn_caller as warn_caller

@@ -1,11 +1,6 @@
 """Arguments that users bring from torch's attention: what they are called here, or what to do."""
 
-import functools
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from typing import Any
 
 # values of torch's arguments that ask for nothing
 HARMLESS = {
@@ -45,8 +40,10 @@ REMEDIES = {
 }
 
 
-def answer_torch(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function answer the arguments of torch's attention: those that ask for nothing pass.
+def without_torch_names(function: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call without those of torch's attention that ask for nothing.
+
+    One that asks for something is answered with the way to have it here.
 
     >>> import torch, bistoch
     >>> q, k, v = torch.randn(3, 2, 5, 4).unbind()
@@ -56,26 +53,14 @@ def answer_torch(function: Callable[P, R]) -> Callable[P, R]:
     Traceback (most recent call last):
     TypeError: elastic_attention: there is no enable_gqa: repeat keys and values with ...
     """
-
-    @functools.wraps(function)
-    def answering(*args: P.args, **kwargs: P.kwargs) -> R:
-        brought = kwargs.keys() & REMEDIES.keys()
-        if not brought:
-            return function(*args, **kwargs)
-        for name in sorted(brought):
-            value = kwargs.pop(name)
-            # a tensor is never a value that asks for nothing, and must not be compared
-            asks = not isinstance(value, bool | int | float | None) or name not in HARMLESS
-            if asks or value != HARMLESS[name]:
-                raise TypeError(
-                    f"{function.__name__}: there is no {name}: {REMEDIES[name]}. In a model that "
-                    "exists, bistoch.convert does this by itself"
-                )
-        return function(*args, **kwargs)
-
-    # torch.compile counts recompilations by code, of which every function needs its own
-    made: Any = answering
-    made.__code__ = made.__code__.replace(co_name=function.__name__)
-    # where a pickle finds it
-    made.__module__ = "bistoch"
-    return answering
+    kept = dict(given)
+    for name in sorted(given.keys() & REMEDIES.keys()):
+        value = kept.pop(name)
+        # a tensor is never a value that asks for nothing, and must not be compared
+        asks = not isinstance(value, bool | int | float | None) or name not in HARMLESS
+        if asks or value != HARMLESS[name]:
+            raise TypeError(
+                f"{function}: there is no {name}: {REMEDIES[name]}. In a model that exists, "
+                "bistoch.convert does this by itself"
+            )
+    return kept
