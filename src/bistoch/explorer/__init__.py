@@ -6,4 +6,3 @@ from bistoch.explorer.state import State as State
 from bistoch.explorer.view import look as look
 from bistoch.explorer.view import python_lines as python_lines
 from bistoch.explorer.vit import load_vit as load_vit
-from bistoch.explorer.vit import swap as swap

@@ -10,12 +10,11 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from bistoch.convert import convert, converted_layers, restore
 from bistoch.explorer.link import pack_pixels, unpack_pixels
 from bistoch.explorer.state import State
 from bistoch.explorer.subject import Sample, Subject, operator_text, places
-from bistoch.integrations.huggingface.swapped import Swapped
 from bistoch.models import ViT, build_model
-from bistoch.nn import Softmax, build_operator
 
 SIDE = 28
 
@@ -48,33 +47,6 @@ def load_vit() -> Trained:
     model: Any = build_model(about["model"], image=(SIDE, SIDE), classes=len(classes))
     model.load_state_dict({name: x.float() for name, x in tensors.items()})
     return Trained(model.eval(), pictures, classes)
-
-
-def swap(
-    model: ViT, operator: str, layers: Sequence[int], heads: Sequence[int] | None = None
-) -> ViT:
-    """Put an operator into some heads of some layers of the model, in place; "softmax" ends it.
-
-    Args:
-        model: of `load_vit`.
-        operator: a text such as "elastic(lam=0.5)".
-        layers: the numbers of the blocks.
-        heads: which heads; the others stay with softmax. By default all.
-
-    >>> model = swap(load_vit().model, "elastic(lam=0.5)", layers=[1], heads=[0, 2])
-    >>> model.blocks[1].attention.operator
-    Swapped(
-      heads=[0, 2] of 4
-      (operator): elastic(lam=0.5)
-    )
-    """
-    for number in layers:
-        attention: Any = model.blocks[number].attention
-        size = attention.query.out_features // attention.heads
-        count = attention.heads if heads is None else len(heads)
-        made = build_operator(operator, count, size)
-        attention.operator = made if heads is None else Swapped(made, heads, attention.heads, None)
-    return model
 
 
 class VitSubject(Subject):
@@ -129,12 +101,14 @@ class VitSubject(Subject):
 
     def put(self, operator: str, layers: Sequence[int], heads: Sequence[int] | None) -> None:
         """Put an operator into some heads."""
-        swap(self.model, operator, layers, heads)
+        # as often as a slider moves: what was there is taken out first
+        self.restore()
+        convert(self.model, operator, layers=layers, heads=heads)
 
     def restore(self) -> None:
         """Softmax everywhere, as it was trained."""
-        for block in self.model.blocks:
-            block.attention.operator = Softmax()
+        if converted_layers(self.model):
+            restore(self.model)
 
     def compute(self, sample: Sample) -> dict[str, float]:
         """The probabilities of the classes."""
@@ -157,13 +131,14 @@ class VitSubject(Subject):
             ]
         return [
             "import torch",
+            "import bistoch",
             "from bistoch.analysis import capture, metrics",
-            "from bistoch.explorer import load_vit, swap",
+            "from bistoch.explorer import load_vit",
             *more,
             "",
             "model, pictures, classes = load_vit()",
             *picture,
-            f'swap(model, "{operator_text(state)}", {chosen})',
+            f'bistoch.convert(model, "{operator_text(state)}", {chosen})',
             "with torch.no_grad(), capture(model, problems=1, states=None) as seen:",
             "    scores = model(picture[None] / 127.5 - 1)",
             f"plan = seen.plans[{state.layer}].plan[0, {state.head}]",
