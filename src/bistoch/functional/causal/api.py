@@ -134,7 +134,7 @@ def _attend(
     chosen = choose_backend(
         operator, backend, _MODULES, query.device, _fastest(stream), plain=PLAIN
     )
-    if chosen.name == "triton" and not takes(stream):
+    if chosen.name == "triton" and not takes(stream.query, stream.value):
         features, values = stream.query.shape[2], stream.value.shape[2]
         inputs.refuse_triton(operator, stream.query.dtype, features, values)
     stream, broken = clean_stream(stream)
@@ -153,7 +153,7 @@ def _fastest(stream: Stream) -> str:
     device = stream.query.device.type
     if device == "cpu" and HAS_NUMBA and enough:
         return "cpu"
-    return "triton" if device == "cuda" and HAS_TRITON and takes(stream) else "streaming"
+    return "triton" if device == "cuda" and HAS_TRITON and takes(stream.query, stream.value) else "streaming"
 
 
 # a number of the machine: nothing for a compiler to trace

@@ -3,13 +3,14 @@
 Triton itself is imported when a kernel runs: a program that was exported finds its operators.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bistoch.functional.causal.problem import Stream
+from bistoch.functional.causal.problem import Account, Piece, Stream, join
 from bistoch.functional.causal.triton.blocks import layout_of
 from bistoch.functional.elastic.operator import (
     is_plain,
@@ -237,3 +238,76 @@ class _Eager(torch.autograd.Function):
         output, *kept = saved
         grads = _backward(output_grad, inputs, output, Kept(*kept), *ctx.rule, bool(needed.mask))
         return *_by_input(grads, needed), None, None
+
+
+class Next(NamedTuple):
+    """The rows of a piece, and the account after it, as `problem.Account` has it."""
+
+    output: Float[Tensor, "B rows e"]
+    bias: Float[Tensor, "B m"]
+    received: Float[Tensor, "B m"]
+    wanted: Float[Tensor, "B m"]
+    level: Float[Tensor, "B"]
+
+
+def run(
+    stream: Stream, account: Account, pieces: Sequence[Piece]
+) -> tuple[Float[Tensor, "B n e"], Account]:
+    """As `streaming.run`, without a gradient."""
+    results = []
+    for first, last, ends in pieces:
+        flags = ends
+        if not isinstance(ends, Tensor):
+            flags = torch.full_like(stream.lam, ends, dtype=torch.bool) if ends else None
+        found = Next._make(
+            causal_triton_step(
+                stream.query, stream.key, stream.value, stream.mask, stream.mask_index,
+                stream.real, stream.sharpness, stream.lam, *account, flags, first, last,
+                stream.block,
+            )
+        )  # fmt: skip
+        results.append(found.output)
+        account = Account(*found[1:])
+    return join(results, stream), account
+
+
+@torch.library.custom_op("bistoch::causal_triton_step", mutates_args=())
+def causal_triton_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    mask_index: Tensor | None,
+    real: Tensor | None,
+    sharpness: Tensor,
+    lam: Tensor,
+    bias: Tensor,
+    received: Tensor,
+    wanted: Tensor,
+    level: Tensor,
+    ends: Tensor | None,
+    first: int,
+    last: int,
+    block: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The fields of `Next`, for the rows from `first` to `last`."""
+    inputs = Inputs(query, key, value, mask, mask_index, None, sharpness, lam)
+    account = (bias, received, wanted, level)
+    output, *new = _next(value, account, last - first)
+    decode = triton_module("causal.triton.decode")
+    with no_autocast(output.device):
+        decode.step(inputs, real, ends, first, last, block, account, output, tuple(new))
+    return output, *new
+
+
+@causal_triton_step.register_fake
+def _(query, key, value, mask, mask_index, real, sharpness, lam, *rest):
+    *account, _ends, first, last, _block = rest
+    return _next(value, tuple(account), last - first)
+
+
+def _next(value: Tensor, account: tuple[Tensor, ...], rows: int) -> tuple[Tensor, ...]:
+    """Room for what a step fills."""
+    level = account[-1]
+    output = level.new_empty(value.shape[0], rows, value.shape[2])
+    return output, *(_dense_like(column) for column in account)
