@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+import torch
+
 from bistoch.functional.elastic.triton.blocks import Blocks
 from bistoch.functional.kernels.gpu import width
 
@@ -13,30 +15,43 @@ ALL = 32
 SHORTEST = 16
 KEPT = 32
 
-# as in the elastic table: for widths up to 64, 128 and 256, the largest that spill no register
+# whether kernels are for AMD: what a thread of it may hold depends on the number of warps
+IS_HIP = torch.version.hip is not None
+
+# by kernel and whether tokens are of half precision, for widths up to 64, 128 and 256: tiles that
+# spill no register (docs/gpu.md says for which GPUs that was checked). A program that owns a head
+# is alone on its multiprocessor if heads are few, so it has eight warps there
 TABLE = {
-    ("attend", True): (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
-    ("replay", True): (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2)),
-    ("vectors", True): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
+    ("attend", True): (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2), Blocks(32, 32, 8, 2)),
+    ("replay", True): (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(32, 32, 4, 2)),
+    ("vectors", True): (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2), Blocks(32, 32, 8, 2)),
     ("queries", True): (Blocks(32, 32, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
     ("keys", True): (Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
-    ("bias", True): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
+    ("bias", True): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 16, 4, 2)),
     ("step", True): (Blocks(16, 64, 4, 2), Blocks(16, 64, 4, 2), Blocks(16, 32, 4, 2)),
-    ("attend", False): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
+    ("attend", False): (Blocks(64, 32, 8, 1), Blocks(32, 32, 8, 1), Blocks(16, 16, 4, 1)),
     ("replay", False): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
-    ("vectors", False): (Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
+    ("vectors", False): (Blocks(32, 32, 8, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 4, 1)),
     ("queries", False): (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
     ("keys", False): (Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
     ("bias", False): (Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
     ("step", False): (Blocks(16, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
+}
+# where AMD differs
+HIP_TABLE = {
+    ("attend", True): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
+    ("vectors", True): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
+    ("attend", False): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
+    ("vectors", False): (Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
 }
 
 
 def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
     """The blocks of a kernel for tokens and values of a width, and for the dtype of tokens."""
     widest = max(arguments["WIDTH"], width(arguments.get("VALUES", 0)))
-    half = arguments["query"].dtype.itemsize == 2
-    return TABLE[kernel, half][0 if widest <= 64 else 1 if widest <= 128 else 2]
+    row = kernel, arguments["query"].dtype.itemsize == 2
+    table = HIP_TABLE if IS_HIP and row in HIP_TABLE else TABLE
+    return table[row][0 if widest <= 64 else 1 if widest <= 128 else 2]
 
 
 class Layout(NamedTuple):

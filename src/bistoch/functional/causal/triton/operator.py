@@ -85,22 +85,26 @@ def attend(stream: Stream) -> Float[Tensor, "B n e"]:
     return _forward(inputs, stream.prior, stream.block, False)[0]
 
 
-def room(inputs: Inputs, block: int, keep: bool) -> tuple[Tensor, Kept]:
-    """Room for what the forward fills."""
+def room(inputs: Inputs, block: int, keep: bool, clean: bool = False) -> tuple[Tensor, Kept]:
+    """Room for what the forward fills; keys that no account has yet are left as they are.
+
+    If it is clean, they are zero: an operator that is registered has no random results.
+    """
     (size, n, e), work = inputs.value.shape, inputs.sharpness
     output = work.new_empty(size, n, e)
     if not keep:
         # an operator may not return one tensor twice, not even an empty one
         return output, Kept(*(work.new_empty(0) for _ in Kept._fields))
     layout = layout_of(n, block)
-    rows = (work.new_empty(size, n) for _ in range(3))
-    return output, Kept(
-        *rows, work.new_empty(size, layout.blocks), work.new_empty(size, layout.kept, 2, n)
-    )
+    make = work.new_zeros if clean else work.new_empty
+    rows = (make(size, n) for _ in range(3))
+    return output, Kept(*rows, make(size, layout.blocks), make(size, layout.kept, 2, n))
 
 
-def _forward(inputs: Inputs, prior: float, block: int, keep: bool) -> tuple[Tensor, Kept]:
-    output, kept = room(inputs, block, keep)
+def _forward(
+    inputs: Inputs, prior: float, block: int, keep: bool, clean: bool = False
+) -> tuple[Tensor, Kept]:
+    output, kept = room(inputs, block, keep, clean)
     launch = triton_module("causal.triton.launch")
     with no_autocast(output.device):
         launch.forward(inputs, prior, block, keep, output, kept)
@@ -132,7 +136,7 @@ def causal_triton(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The result, and what its backward needs if it is to be kept."""
     inputs = Inputs(query, key, value, mask, mask_index, length, sharpness, lam)
-    output, kept = _forward(inputs, prior, block, keep)
+    output, kept = _forward(inputs, prior, block, keep, clean=True)
     return output, *kept
 
 
