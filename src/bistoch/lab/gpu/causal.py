@@ -13,11 +13,12 @@ from bistoch.functional import backends
 from bistoch.functional.causal.triton import blocks
 from bistoch.functional.kernels.gpu import Launch, record_launches
 from bistoch.lab.gpu.compiled import DEVICES, distinct
-from bistoch.lab.gpu.cost import Gpu, Work, flash, flash_backward
+from bistoch.lab.gpu.cost import GPUS, Gpu, Work, flash, flash_backward
 
 MODULE = "bistoch.functional.causal.triton.backend"
 WIDTHS = (64, 128, 256)
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+MULTIPROCESSORS = {GPUS["H100"].name: 132, GPUS["MI300X"].name: 304}
 
 
 def configurations(target: str) -> Iterator[tuple[str, Launch]]:
@@ -80,23 +81,32 @@ def forward(heads: int, n: int, d: int, block: int = 64, *, half: bool = True) -
 
 def backward(heads: int, n: int, d: int, block: int = 64, *, half: bool = True) -> Work:
     """For every span the vectors, queries, and keys; and its accounts, if they were not kept."""
-    layout, whole = blocks.layout_of(n, block), _pairs(heads, n, block, block)
+    return _vectors(heads, n, d, block, half) + _tokens(heads, n, d, block, half)
+
+
+def _vectors(heads: int, n: int, d: int, block: int, half: bool) -> Work:
+    """What one program for every head does: dc and D of all blocks, one after the other."""
+    layout, size = blocks.layout_of(n, block), (2.0 if half else 4.0)
     # P dc of the rows of all blocks but the last, and the sums of P (dP - D) of all but the first
     taken = _pairs(heads, n, block, _tile("vectors", d, half), without_last=True)
-    handed = whole - _pairs(heads, min(n, block), block, block)
+    handed = _pairs(heads, n, block, block) - _pairs(heads, min(n, block), block, block)
+    moved = 1.0 * heads * n * (3 * size * d + 4.0 * d + 4.0 * 3 * layout.blocks / 2)
+    both, spans = taken + handed, len(layout.spans())
+    return Work(spans, 2 * d * both, 2 * d * handed, both, moved)
+
+
+def _tokens(heads: int, n: int, d: int, block: int, half: bool) -> Work:
+    """What blocks of tokens do at the same time: their gradients, and accounts of a span."""
+    layout, whole = blocks.layout_of(n, block), _pairs(heads, n, block, block)
     queries, spans = _pairs(heads, n, block, _tile("queries", d, half)), len(layout.spans())
     size, each = (2.0 if half else 4.0), 1.0 * heads * n
-    # what is read once, what every span reads and adds of keys and values, and its accounts
+    # a span adds to the gradients of keys and values
     moved = each * (3 * size * d + 2 * 4.0 * d) + spans * each * (2 * size * d + 2 * 4.0 * d)
-    moved += 4.0 * each * 3 * layout.blocks / 2
-    work = Work(
-        3 * spans, 2 * d * (taken + handed + queries + whole),
-        2 * d * (handed + 2 * queries + 3 * whole), taken + handed + queries + whole, moved,
-    )  # fmt: skip
+    both = queries + whole
+    work = Work(2 * spans, 2 * d * both, 2 * d * (2 * queries + 3 * whole), both, moved)
     if layout.every > 1:
-        work += Work(
-            spans, 2 * d * whole, 0, whole, each * (2 * size * d + 4.0 * layout.blocks)
-        )  # fmt: skip
+        again = each * (2 * size * d + 4.0 * layout.blocks)
+        work += Work(spans, 2 * d * whole, 0, whole, again)
     return work
 
 
@@ -128,16 +138,39 @@ def _pairs(heads: int, n: int, block: int, tile: int, *, without_last: bool = Fa
 
 
 def ratio(
-    gpu: Gpu, n: int, *, heads: int = 64, d: int = 64, overlap: bool = False
+    gpu: Gpu, n: int, *, heads: int = 256, d: int = 64, overlap: bool = False
 ) -> tuple[float, float]:
     """Expected time over that of causal flash attention: forward, and forward with backward.
 
-    Flash attention skips the half that nobody sees.
+    Flash attention skips the half that nobody sees. Where a program owns a head, only as many
+    multiprocessors work as there are heads.
     """
     theirs = [flash(heads, n, n, d), flash_backward(heads, n, n, d)]
     theirs = [work._replace(half_flops=work.half_flops / 2, exponentials=work.exponentials / 2)
               for work in theirs]  # fmt: skip
-    ours = [forward(heads, n, d), backward(heads, n, d)]
-    first, second = (work.seconds(gpu, overlap) for work in ours)
+    share = min(1.0, heads / MULTIPROCESSORS[gpu.name])
+    few = gpu._replace(
+        half=share * gpu.half, single=share * gpu.single, exponentials=share * gpu.exponentials
+    )
+    first = forward(heads, n, d).seconds(few, overlap)
+    second = _vectors(heads, n, d, 64, True).seconds(few, overlap)
+    second += _tokens(heads, n, d, 64, True).seconds(gpu, overlap)
     their_first, their_second = (work.seconds(gpu, overlap) for work in theirs)
     return first / their_first, (first + second) / (their_first + their_second)
+
+
+def table(gpu: Gpu, lengths: tuple[int, ...], heads: tuple[int, ...]) -> str:
+    """Expected ratios as a table of Markdown: forward / forward with backward.
+
+    >>> print(table(GPUS["H100"], (512, 4096), (64, 256)))
+    | n | 64 heads | 256 heads |
+    | ---: | ---: | ---: |
+    | 512 | ... / ... | ... / ... |
+    | 4096 | ... / ... | ... / ... |
+    """
+    lines = ["| n | " + " | ".join(f"{count} heads" for count in heads) + " |"]
+    lines.append("| ---: |" + " ---: |" * len(heads))
+    for n in lengths:
+        pairs = (ratio(gpu, n, heads=count) for count in heads)
+        lines.append(f"| {n} | " + " | ".join(f"{a:.1f} / {b:.1f}" for a, b in pairs) + " |")
+    return "\n".join(lines)

@@ -181,6 +181,23 @@ def test_nothing_leaks_and_every_run_is_the_same_bit_by_bit():
     assert torch.equal(attend(*changed)[:, :13], before[:, :13])
 
 
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("masked", [False, pytest.param(True, marks=slow)], ids=["", "masked"])
+def test_few_heads_split_their_keys(monkeypatch, masked):
+    monkeypatch.setattr(blocks, "LONG", 8)
+    q, k, v = tokens(23)
+    options = {"block": 6, "prior": 0.05, **per_head()}
+    if masked:
+        options["mask"] = torch.randn(23, 23).double()
+        options["key_mask"] = torch.arange(23) % torch.tensor([3, 7])[:, None] != 1
+    wanted = bistoch.causal_elastic_attention(q, k, v, backend="reference", **options)
+    with record_launches() as launches:
+        found = bistoch.causal_elastic_attention(q, k, v, backend="triton", **options)
+    # the last block leaves nothing behind
+    assert len(launches) == 3 * len(range(0, 23, 6)) - 1
+    torch.testing.assert_close(found, wanted, atol=1e-11, rtol=1e-9)
+
+
 def sizes_of(n, **options):
     leaves = [torch.randn(1, n, 4, requires_grad=True) for _ in range(3)]
     with record_launches(run=False) as launches:

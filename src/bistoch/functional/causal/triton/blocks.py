@@ -23,11 +23,11 @@ IS_HIP = torch.version.hip is not None
 # is alone on its multiprocessor if heads are few, so it has eight warps there
 TABLE = {
     ("attend", True): (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2), Blocks(32, 32, 8, 2)),
-    ("replay", True): (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(32, 32, 4, 2)),
-    ("vectors", True): (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2), Blocks(32, 32, 8, 2)),
-    ("queries", True): (Blocks(32, 32, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
+    ("replay", True): (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
+    ("vectors", True): (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
+    ("queries", True): (Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1)),
     ("keys", True): (Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
-    ("bias", True): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 16, 4, 2)),
+    ("bias", True): (Blocks(64, 32, 4, 2), Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 2)),
     ("step", True): (Blocks(16, 64, 4, 2), Blocks(16, 64, 4, 2), Blocks(16, 32, 4, 2)),
     ("attend", False): (Blocks(64, 32, 8, 1), Blocks(32, 32, 8, 1), Blocks(16, 16, 4, 1)),
     ("replay", False): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
@@ -52,6 +52,20 @@ def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
     row = kernel, arguments["query"].dtype.itemsize == 2
     table = HIP_TABLE if IS_HIP and row in HIP_TABLE else TABLE
     return table[row][0 if widest <= 64 else 1 if widest <= 128 else 2]
+
+
+# heads and tokens from which, without a gradient, keys are split over programs
+FEW = 32
+LONG = 4096
+
+
+def is_split(heads: int, n: int) -> bool:
+    """Whether a forward goes through a sequence in steps, since a program for each head is too few.
+
+    >>> is_split(32, 4096), is_split(32, 2048), is_split(64, 4096)
+    (True, False, False)
+    """
+    return heads <= FEW and n >= LONG
 
 
 class Layout(NamedTuple):

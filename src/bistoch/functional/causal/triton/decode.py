@@ -1,10 +1,15 @@
-"""Steps of decoding by the kernels of this folder: three launches for every piece of a step."""
+"""Steps of decoding by the kernels of this folder: three launches for every piece of a step.
+
+Long sequences of few heads go the same way if there is no gradient: where a program for each head
+would leave most of a GPU idle, keys are split over programs.
+"""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bistoch.functional.causal.problem import cut
 from bistoch.functional.causal.triton.blocks import VECTOR, blocks_of
 from bistoch.functional.causal.triton.launch import least, pairs_of
 from bistoch.functional.causal.triton.operator import Inputs
@@ -53,7 +58,7 @@ def step(
     launch(
         step_keys_kernel, size * (-(-m // blocks.y) + blocks.count(rows)), **common,
         **blocks.arguments(), **partial, bias=bias, received=received, wanted=wanted,
-        output=output, new_bias=new_bias, new_received=new_received, new_wanted=new_wanted,
+        output=output, output_each=output.stride(0), new_bias=new_bias, new_received=new_received, new_wanted=new_wanted,
         splits=splits, SPLITS=max(2, power_of_two(splits)), LEAST=least(work.dtype),
     )  # fmt: skip
     if ends is not None:
@@ -63,6 +68,25 @@ def step(
             wanted=new_wanted, level=new_level, m=m, stop=stop, block=block, VECTOR=VECTOR,
             num_warps=4,
         )  # fmt: skip
+
+
+def attend(inputs: Inputs, prior: float, block: int, output: Tensor) -> None:
+    """Fill the rows of a whole sequence, block by block."""
+    (size, n, _), work = inputs.query.shape, inputs.sharpness
+    wanted = work.new_full((size, n), prior)
+    account = (torch.zeros_like(wanted), wanted.log(), wanted, work.new_zeros(size))
+    other = tuple(torch.empty_like(column) for column in account)
+    ends = torch.ones(size, dtype=torch.bool, device=work.device)
+    real = None
+    if inputs.length is not None:
+        real = torch.arange(n, device=work.device) < inputs.length[:, None]
+    for first, last, closes in cut(n, block):
+        # the queries of a step are the last of its tokens: those before them were other steps
+        step(
+            inputs, real, ends if closes else None, first, last, block, account,
+            output[:, first:last], other,
+        )  # fmt: skip
+        account, other = other, account
 
 
 def _splits(programs: int, keys: int, tile: int) -> int:

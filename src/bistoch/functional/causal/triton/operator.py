@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bistoch.functional.causal.problem import Account, Piece, Stream, join
-from bistoch.functional.causal.triton.blocks import layout_of
+from bistoch.functional.causal.triton.blocks import is_split, layout_of
 from bistoch.functional.elastic.operator import (
     is_plain,
     only_once,
@@ -105,9 +105,12 @@ def _forward(
     inputs: Inputs, prior: float, block: int, keep: bool, clean: bool = False
 ) -> tuple[Tensor, Kept]:
     output, kept = room(inputs, block, keep, clean)
-    launch = triton_module("causal.triton.launch")
     with no_autocast(output.device):
-        launch.forward(inputs, prior, block, keep, output, kept)
+        if not keep and is_split(*inputs.query.shape[:2]):
+            triton_module("causal.triton.decode").attend(inputs, prior, block, output)
+        else:
+            launch = triton_module("causal.triton.launch")
+            launch.forward(inputs, prior, block, keep, output, kept)
     return output, kept
 
 

@@ -94,7 +94,7 @@ def put_together(peaks, totals, counts, place, inside, rows, splits, SPLITS: tl.
 def step_keys_kernel(
     query, key, mask, mask_index, real, sharpness, bias, received, wanted, peaks, totals, counts,
     results, output, new_bias, new_received, new_wanted,
-    n, m, first, last, splits, mask_each, mask_row, mask_column,
+    n, m, first, last, splits, output_each, mask_each, mask_row, mask_column,
     FEATURES: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, VALUES: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, MASK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
     LEAST: tl.constexpr, SPLITS: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr,
@@ -119,7 +119,8 @@ def step_keys_kernel(
             found += weight[:, None] * tl.load(part, mask=some, other=0.0)
         alive = total > 0
         found *= tl.where(alive, 1.0 / tl.where(alive, total, 1.0), 0.0)[:, None]
-        tl.store(output + (wide * rows + place)[:, None] * VALUES + features[None, :], found, mask=some)
+        own = output + wide * output_each + place[:, None] * VALUES + features[None, :]
+        tl.store(own, found, mask=some)
         return
     earlier = m - n
     stop = earlier + last
