@@ -1,4 +1,4 @@
-"""The kernels of causal balance: compiled for GPUs that are not here, and the model of their cost."""
+"""The kernels of causal balance, compiled for GPUs that are not here, and the model of cost."""
 
 import json
 import os
@@ -20,8 +20,8 @@ import json, torch
 from bistoch.lab.gpu import causal, compiled
 found = []
 for target in ("sm_80", "gfx942"):
-    launches = causal.launches(torch.bfloat16, 64, target) + causal.steps(torch.bfloat16, 64, target)
-    some = [x for x in compiled.distinct(launches) if x.kernel.__name__ in NAMES]
+    launches = compiled.distinct(causal.steps(torch.bfloat16, 64, target))
+    some = [x for x in launches if x.kernel.__name__ in NAMES]
     found += [compiled.compile_launch(x, target) for x in some]
 print(json.dumps([one._asdict() | {"fits": one.fits} for one in found]))
 """
@@ -62,8 +62,9 @@ def test_the_model_knows_all_launches(n):
 def test_the_model_counts_exponentials_and_products_of_the_interpreter(monkeypatch):
     """Each exponential and product of tiles that the kernels take, at sizes that fill all tiles."""
     import numpy as np
-    from interpreter import patch_once
     from triton.runtime.interpreter import InterpreterBuilder
+
+    from interpreter import patch_once
 
     patch_once()
     counted = {"exponentials": 0, "flops": 0}
@@ -97,8 +98,9 @@ def test_the_model_counts_exponentials_and_products_of_the_interpreter(monkeypat
 
 
 def test_the_model_counts_a_step_of_the_interpreter(monkeypatch):
-    from interpreter import patch_once
     from triton.runtime.interpreter import InterpreterBuilder
+
+    from interpreter import patch_once
 
     patch_once()
     flops, dot = [], InterpreterBuilder.create_dot

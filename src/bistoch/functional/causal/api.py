@@ -153,7 +153,8 @@ def _fastest(stream: Stream) -> str:
     device = stream.query.device.type
     if device == "cpu" and HAS_NUMBA and enough:
         return "cpu"
-    return "triton" if device == "cuda" and HAS_TRITON and takes(stream.query, stream.value) else "streaming"
+    known = HAS_TRITON and takes(stream.query, stream.value)
+    return "triton" if device == "cuda" and known else "streaming"
 
 
 # a number of the machine: nothing for a compiler to trace

@@ -1,4 +1,4 @@
-"""The kernels of causal balance in programs: who gets them, what they refuse, compilers, autocast."""
+"""The kernels of causal balance in programs: who gets them, what they refuse, compilers."""
 
 import os
 import subprocess
@@ -86,7 +86,7 @@ def test_import_stays_light_and_without_a_device_there_is_a_sentence():
     assert loaded == "False"
     assert len(sentences) == 2
     for sentence in sentences:
-        assert 'works on cuda tensors, but these are on cpu; move them, or choose' in sentence
+        assert "works on cuda tensors, but these are on cpu; move them, or choose" in sentence
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -107,9 +107,7 @@ def test_autocast_changes_nothing():
 
 
 def attend_scaled(q, lam, bias):
-    return bistoch.causal_elastic_attention(
-        q, q, q, lam=lam, mask=bias, block=3, backend="triton"
-    )
+    return bistoch.causal_elastic_attention(q, q, q, lam=lam, mask=bias, block=3, backend="triton")
 
 
 @slow

@@ -1,4 +1,4 @@
-"""Decoding by the Triton kernels: however a sequence is cut into steps, rows are those of one call."""
+"""Decoding by the Triton kernels: however a sequence is cut, rows are those of one call."""
 
 import pytest
 import torch

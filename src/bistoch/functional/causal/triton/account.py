@@ -29,7 +29,7 @@ def bias_of(received, wanted, lam):
 
 @triton.jit
 def level_of(account, first, block, n, VECTOR: tl.constexpr):
-    """The log of wanted over received of the block before `first`, and that of received, as one key.
+    """The log of wanted over received of the block before `first`, as one key; that of received.
 
     Both are meaningless in front of the first block, and finite.
     """

@@ -58,8 +58,9 @@ def step(
     launch(
         step_keys_kernel, size * (-(-m // blocks.y) + blocks.count(rows)), **common,
         **blocks.arguments(), **partial, bias=bias, received=received, wanted=wanted,
-        output=output, output_each=output.stride(0), new_bias=new_bias, new_received=new_received, new_wanted=new_wanted,
-        splits=splits, SPLITS=max(2, power_of_two(splits)), LEAST=least(work.dtype),
+        output=output, output_each=output.stride(0), new_bias=new_bias,
+        new_received=new_received, new_wanted=new_wanted, splits=splits,
+        SPLITS=max(2, power_of_two(splits)), LEAST=least(work.dtype),
     )  # fmt: skip
     if ends is not None:
         launch(
@@ -81,7 +82,7 @@ def attend(inputs: Inputs, prior: float, block: int, output: Tensor) -> None:
     if inputs.length is not None:
         real = torch.arange(n, device=work.device) < inputs.length[:, None]
     for first, last, closes in cut(n, block):
-        # the queries of a step are the last of its tokens: those before them were other steps
+        # all tokens are new here: keys behind the last row are to come
         step(
             inputs, real, ends if closes else None, first, last, block, account,
             output[:, first:last], other,

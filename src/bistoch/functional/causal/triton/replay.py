@@ -22,7 +22,7 @@ def replay_kernel(
     DOT: tl.constexpr, PRECISION: tl.constexpr, LEAST: tl.constexpr, BLOCK_X: tl.constexpr,
     BLOCK_Y: tl.constexpr,
 ):  # fmt: skip
-    """The accounts before the blocks from `low` to `high`, this included, from the first of them."""
+    """The accounts before the blocks from `low` to `high`, this included, from the first one."""
     count = tl.cdiv(tl.minimum(high * block, n), BLOCK_X)
     head, left = tl.program_id(0) // count, tl.program_id(0) % count * BLOCK_X
     wide = head.to(tl.int64)

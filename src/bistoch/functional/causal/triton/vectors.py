@@ -4,9 +4,9 @@
 With `c_j = sum_i P_ij` the column sums of a block, r the log of what keys have received and
 g = lam (log H - r) their bias,
 
-    dc_j = dr_j exp(-g_j - r_j)                       r_j after the block, then dr_j *= exp(r before - r)
-    D_i  = <dO_i, O_i> + sum_j P_ij dc_j              what the softmax of a row takes off
-    dg_j = sum_i P_ij (dP_ij - D_i),  dP = dO V^T     which goes to dr of the block before, by -lam
+    dc_j = dr_j exp(-g_j - r_j)                    r_j after the block; dr_j *= exp(r before - r)
+    D_i  = <dO_i, O_i> + sum_j P_ij dc_j           what the softmax of a row takes off
+    dg_j = sum_i P_ij (dP_ij - D_i),  dP = dO V^T  which goes to dr of the block before, by -lam
 
 These depend on each other block by block. Gradients of tokens do not: `tokens.py` makes them from
 dc and D for all blocks at once.
@@ -29,7 +29,7 @@ def vectors_kernel(
     PRECISION: tl.constexpr, TIE: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr,
     VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Fill dc, and D from `delta = <dO, O>`, of the blocks from `low` to `high`, last ones first."""
+    """Fill dc, and D from `delta = <dO, O>`, of the blocks from `high` down to `low`."""
     head = tl.program_id(0)
     wide = head.to(tl.int64)
     query, key, value = (
