@@ -75,7 +75,9 @@ def attend(inputs: Inputs, prior: float, block: int, output: Tensor) -> None:
     """Fill the rows of a whole sequence, block by block."""
     (size, n, _), work = inputs.query.shape, inputs.sharpness
     wanted = work.new_full((size, n), prior)
-    account = (torch.zeros_like(wanted), wanted.log(), wanted, work.new_zeros(size))
+    account: tuple[Tensor, ...] = (
+        torch.zeros_like(wanted), wanted.log(), wanted, work.new_zeros(size),
+    )  # fmt: skip
     other = tuple(torch.empty_like(column) for column in account)
     ends = torch.ones(size, dtype=torch.bool, device=work.device)
     real = None

@@ -97,8 +97,9 @@ def room(inputs: Inputs, block: int, keep: bool, clean: bool = False) -> tuple[T
         return output, Kept(*(work.new_empty(0) for _ in Kept._fields))
     layout = layout_of(n, block)
     make = work.new_zeros if clean else work.new_empty
-    rows = (make(size, n) for _ in range(3))
-    return output, Kept(*rows, make(size, layout.blocks), make(size, layout.kept, 2, n))
+    shift, factor, share = (make(size, n) for _ in range(3))
+    levels, history = make(size, layout.blocks), make(size, layout.kept, 2, n)
+    return output, Kept(shift, factor, share, levels, history)
 
 
 def _forward(
@@ -263,9 +264,9 @@ def run(
     """As `streaming.run`, without a gradient."""
     results = []
     for first, last, ends in pieces:
-        flags = ends
-        if not isinstance(ends, Tensor):
-            flags = torch.full_like(stream.lam, ends, dtype=torch.bool) if ends else None
+        flags = ends if isinstance(ends, Tensor) else None
+        if ends is True:
+            flags = torch.ones_like(stream.lam, dtype=torch.bool)
         found = Next._make(
             causal_triton_step(
                 stream.query, stream.key, stream.value, stream.mask, stream.mask_index,
@@ -300,21 +301,21 @@ def causal_triton_step(
     """The fields of `Next`, for the rows from `first` to `last`."""
     inputs = Inputs(query, key, value, mask, mask_index, None, sharpness, lam)
     account = (bias, received, wanted, level)
-    output, *new = _next(value, account, last - first)
+    found = _next(value, account, last - first)
     decode = triton_module("causal.triton.decode")
-    with no_autocast(output.device):
-        decode.step(inputs, real, ends, first, last, block, account, output, tuple(new))
-    return output, *new
+    with no_autocast(value.device):
+        decode.step(inputs, real, ends, first, last, block, account, found.output, found[1:])
+    return found
 
 
 @causal_triton_step.register_fake
 def _(query, key, value, mask, mask_index, real, sharpness, lam, *rest):
     *account, _ends, first, last, _block = rest
-    return _next(value, tuple(account), last - first)
+    return tuple(_next(value, tuple(account), last - first))
 
 
-def _next(value: Tensor, account: tuple[Tensor, ...], rows: int) -> tuple[Tensor, ...]:
+def _next(value: Tensor, account: tuple[Tensor, ...], rows: int) -> Next:
     """Room for what a step fills."""
     level = account[-1]
     output = level.new_empty(value.shape[0], rows, value.shape[2])
-    return output, *(_dense_like(column) for column in account)
+    return Next(output, *(_dense_like(column) for column in account))
