@@ -7,6 +7,7 @@ from bistoch.lab.bench.cases import Case, Setting
 from bistoch.lab.bench.contenders import (
     attention_contenders,
     balance_contenders,
+    causal_contenders,
     operator_contenders,
 )
 from bistoch.lab.bench.measure import Entry, TimeLimits, measure
@@ -37,7 +38,7 @@ def test_torch_contenders_are_right(direction, scores, setting, expected):
 
 
 def test_every_device_has_its_kernels():
-    for rows in (attention_contenders, balance_contenders):
+    for rows in (attention_contenders, balance_contenders, causal_contenders):
         here, there = (" ".join(rows(device)) for device in ("cpu", "cuda"))
         assert (" cpu" in here, " triton" in here) == (True, False)
         assert (" cpu" in there, " triton" in there) == (False, True)

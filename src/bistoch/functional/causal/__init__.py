@@ -7,3 +7,4 @@ from bistoch.functional.causal.api import causal_elastic_attention as causal_ela
 from bistoch.functional.causal.api import causal_elastic_plan as causal_elastic_plan
 from bistoch.functional.causal.decode import CausalState as CausalState
 from bistoch.functional.causal.decode import causal_elastic_step as causal_elastic_step
+from bistoch.functional.causal.triton import operator as _triton_operator  # noqa: F401

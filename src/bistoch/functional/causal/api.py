@@ -10,12 +10,15 @@ from bistoch.functional._nonfinite import show
 from bistoch.functional.backends import HAS_NUMBA, assume_constant_result, choose_backend
 from bistoch.functional.causal.pose import Rule, clean_stream, pose_stream, sort_real, unsort
 from bistoch.functional.causal.problem import Stream
+from bistoch.functional.causal.triton import as_they_came, takes
 from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.kernels.gpu import HAS_TRITON
 
 _MODULES = {
     "reference": "bistoch.functional.causal.reference",
     "streaming": "bistoch.functional.causal.streaming",
     "cpu": "bistoch.functional.causal.operator",
+    "triton": "bistoch.functional.causal.triton.backend",
 }
 BACKENDS = tuple(_MODULES)
 # those made of torch's own operations
@@ -65,8 +68,9 @@ def causal_elastic_attention(
         query_mask, key_mask: True where the token is real. Query t and key t are one token here: a
             mask on either hides both, and blocks count real tokens only.
         scale: factor of the dot products, by default 1/sqrt(d).
-        backend: "auto", "reference" (dense, readable), "streaming" (any device, linear memory) or
-            "cpu" (Numba kernels, linear memory, the price of causal softmax).
+        backend: "auto", "reference" (dense, readable), "streaming" (any device, linear memory),
+            "cpu" (Numba kernels, linear memory, the price of causal softmax) or "triton" (the same
+            on GPUs).
 
     >>> import torch, bistoch
     >>> q, k, v = torch.randn(3, 2, 8, 100, 4).unbind()
@@ -130,7 +134,12 @@ def _attend(
     chosen = choose_backend(
         operator, backend, _MODULES, query.device, _fastest(stream), plain=PLAIN
     )
+    if chosen.name == "triton" and not takes(stream.query, stream.value):
+        features, values = stream.query.shape[2], stream.value.shape[2]
+        inputs.refuse_triton(operator, stream.query.dtype, features, values)
     stream, broken = clean_stream(stream)
+    if chosen.halves:
+        stream = as_they_came(stream, query.dtype)
     stream, order = sort_real(stream)
     result = show(unsort(chosen.solve(stream), order), broken)
     return result.reshape(*batch, *result.shape[1:]).to(query.dtype)
@@ -141,9 +150,11 @@ def _fastest(stream: Stream) -> str:
     heads, n = stream.query.shape[:2]
     # a head is one thread's work
     enough = is_open(heads, n) or (2 * heads >= _threads() and heads * n * n >= SMALL)
-    if stream.query.device.type == "cpu" and HAS_NUMBA and enough:
+    device = stream.query.device.type
+    if device == "cpu" and HAS_NUMBA and enough:
         return "cpu"
-    return "streaming"
+    known = HAS_TRITON and takes(stream.query, stream.value)
+    return "triton" if device == "cuda" and known else "streaming"
 
 
 # a number of the machine: nothing for a compiler to trace

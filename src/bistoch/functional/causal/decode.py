@@ -9,16 +9,19 @@ from torch import Tensor
 
 from bistoch.functional import inputs
 from bistoch.functional._nonfinite import show
-from bistoch.functional.backends import BackendUnavailableError, choose_name
+from bistoch.functional.backends import BackendUnavailableError, choose_backend, choose_name
 from bistoch.functional.causal import reference, streaming
-from bistoch.functional.causal.api import BACKENDS, PLAIN
+from bistoch.functional.causal.api import _MODULES, BACKENDS, PLAIN
 from bistoch.functional.causal.pose import Rule, clean_stream, pose_stream
-from bistoch.functional.causal.problem import Account, Piece, Stream, open_account
+from bistoch.functional.causal.problem import Account, Piece, Stream, cut, open_account
+from bistoch.functional.causal.triton import as_they_came, takes
+from bistoch.functional.causal.triton import operator as kernels
 from bistoch.functional.inputs import Mask, Option
+from bistoch.functional.kernels.gpu import HAS_TRITON
 from bistoch.functional.precision import full_precision
 
 # backends that can go on from a state
-RUN = {"reference": reference.run, "streaming": streaming.run}
+RUN = {"reference": reference.run, "streaming": streaming.run, "triton": kernels.run}
 
 
 class CausalState(NamedTuple):
@@ -90,7 +93,8 @@ def causal_elastic_step(
         query_mask: True where a new token is real, (*b, n).
         key_mask: True where a token of the cache is real, (*b, m).
         lam, eps, block, prior, scale: as for `causal_elastic_attention`, the same in every step.
-        backend: "auto", "reference" or "streaming"; "cpu" has kernels for whole sequences only.
+        backend: "auto", "reference", "streaming" or "triton", which has no gradient and then is not
+            what "auto" takes on a GPU; "cpu" has kernels for whole sequences only.
 
     >>> import torch, bistoch
     >>> q, k, v = torch.randn(3, 2, 8, 10, 4).unbind()
@@ -111,7 +115,7 @@ def causal_elastic_step(
     stop = length + query.shape[-2]
     inputs.check_cache(operator, key.shape[-2], length, query.shape[-2])
     inputs.check_choice(operator, "backend", backend, ("auto", *BACKENDS))
-    chosen = choose_name(operator, backend, "streaming", PLAIN)
+    chosen = _choose(operator, backend, query, key, value, state, lam, eps, mask)
     if chosen not in RUN:
         # a few rows at a time leave nothing to gain for kernels
         raise BackendUnavailableError(
@@ -127,7 +131,9 @@ def causal_elastic_step(
     before = account.level
     if broken is not None:
         account = Account(*(column.nan_to_num(0.0) for column in account))
-    pieces, position = _cut_between(stream, position, block)
+    if chosen == "triton":
+        stream = as_they_came(stream, query.dtype)
+    pieces, position = _cut_between(stream, position, block, is_first=state is None)
     result, account = RUN[chosen](stream, account, pieces)
     if broken is not None:
         result = show(result, broken)
@@ -136,6 +142,32 @@ def causal_elastic_step(
     level, position = account.level.reshape(batch), position.reshape(batch)
     after = CausalState(bias, received, wanted, level, position)
     return result.reshape(*batch, *result.shape[1:]).to(query.dtype), after
+
+
+def _choose(
+    operator: str,
+    backend: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    state: CausalState | None,
+    *options: Option | Mask | None,
+) -> str:
+    """The name of the backend that a user asked for; kernels for a step have no gradient."""
+    given = (query, key, value, *(state or ()), *options)
+    slopes = torch.is_grad_enabled() and any(
+        isinstance(x, Tensor) and x.requires_grad for x in given
+    )
+    known = takes(query, value)
+    quick = query.device.type == "cuda" and HAS_TRITON and known and not slopes
+    name = choose_name(operator, backend, "triton" if quick else "streaming", PLAIN)
+    if name == "triton":
+        choose_backend(operator, name, _MODULES, query.device, name, plain=PLAIN)
+        if not known:
+            inputs.refuse_triton(operator, query.dtype, query.shape[-1], value.shape[-1])
+        if slopes:
+            inputs.refuse_step_gradient(operator)
+    return name
 
 
 def _resume(
@@ -170,9 +202,12 @@ def _break(account: Account, lost: Bool[Tensor, "B"]) -> Account:
 
 
 def _cut_between(
-    stream: Stream, position: Int[Tensor, "B"], block: int
+    stream: Stream, position: Int[Tensor, "B"], block: int, *, is_first: bool
 ) -> tuple[list[Piece], Int[Tensor, "B"]]:
-    """Pieces in which no sequence ends a block but at the end, and the positions after them."""
+    """Pieces in which no sequence ends a block but at the end, and the positions after them.
+
+    A single token, and a beginning without padding, need no number from the device for that.
+    """
     n = stream.query.shape[1]
     if stream.real is None:
         new = torch.ones(len(position), n, dtype=torch.bool, device=position.device)
@@ -180,6 +215,11 @@ def _cut_between(
         new = stream.real[:, stream.real.shape[1] - n :]
     after = position[:, None] + new.cumsum(-1)
     ends = new & (after % block == 0)
+    if n == 1:
+        return [Piece(0, 1, ends[:, 0])], after[:, -1]
+    if is_first and stream.real is None:
+        whole = [piece._replace(ends=piece.last % block == 0) for piece in cut(n, block)]
+        return whole, after[:, -1] if n else position
     cuts = (ends.any(0).nonzero().squeeze(-1) + 1).tolist()
     pieces = [
         Piece(first, last, ends[:, last - 1]) for first, last in zip([0, *cuts], cuts, strict=False)

@@ -36,6 +36,7 @@ from bistoch.functional.inputs.options import check_text as check_text
 from bistoch.functional.inputs.options import check_theta as check_theta
 from bistoch.functional.inputs.options import check_tol as check_tol
 from bistoch.functional.inputs.options import check_top_k as check_top_k
+from bistoch.functional.inputs.options import refuse_step_gradient as refuse_step_gradient
 from bistoch.functional.inputs.options import refuse_triton as refuse_triton
 from bistoch.functional.inputs.options import refuse_watcher as refuse_watcher
 from bistoch.functional.inputs.padding import PaddingWarning as PaddingWarning

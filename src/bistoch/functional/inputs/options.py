@@ -289,6 +289,14 @@ def refuse_triton(operator: str, dtype: torch.dtype, features: int, values: int)
     )
 
 
+def refuse_step_gradient(operator: str) -> None:
+    """Refuse a gradient through a step of decoding by the backend "triton"."""
+    raise NotImplementedError(
+        f'{operator}: the kernels of the backend "triton" for steps have no gradient, but an input '
+        'requires one; call it under torch.no_grad(), or choose backend="streaming"'
+    )
+
+
 def check_choice(operator: str, name: str, value: str, choices: Sequence[str]) -> None:
     """Check a word against the words that are known."""
     if isinstance(value, str) and value in choices:

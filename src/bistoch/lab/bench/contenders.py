@@ -148,19 +148,20 @@ def operator_contenders() -> dict[str, Contender]:
     return _by_name(Contender(SDPA, _call(scaled_dot_product_attention), "softmax"), *rows)
 
 
-def causal_contenders() -> dict[str, Contender]:
-    """Causal attention of torch, and causal balance by every backend that keeps no whole matrix.
+def causal_contenders(device: str = "cpu") -> dict[str, Contender]:
+    """Causal attention of torch, and causal balance by every backend on a device that streams.
 
     >>> list(causal_contenders())
     ['sdpa', 'causal_elastic streaming', 'causal_elastic cpu']
     """
     softmax = _call(scaled_dot_product_attention, is_causal=True)
+    left_out = ("reference", "triton" if device == "cpu" else "cpu")
     rows = [
         Contender(
             f"causal_elastic {backend}", _call(causal_elastic_attention, backend=backend),
             "causal elastic",
         )
-        for backend in OPERATORS["causal_elastic"].backends if backend != "reference"
+        for backend in OPERATORS["causal_elastic"].backends if backend not in left_out
     ]  # fmt: skip
     return _by_name(Contender(SDPA, softmax, "causal softmax"), *rows)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bistoch.functional import elastic_attention
+from bistoch.functional import causal_elastic_attention, elastic_attention
 from bistoch.lab.bench.contenders import Calls, Contender, Task, torch_calls
 
 # bfloat16 has eight bits: what results and gradients may be off by, relative to their size
@@ -29,6 +29,24 @@ def half_contenders() -> dict[str, Contender]:
     return {row.name: row for row in rows}
 
 
+def causal_half_contenders() -> dict[str, Contender]:
+    """Causal softmax by each kernel of torch, and our kernels of causal balance.
+
+    >>> list(causal_half_contenders())
+    ['sdpa flash bf16', 'sdpa cudnn bf16', 'causal_elastic triton bf16']
+    """
+    kernels = {"sdpa flash bf16": "FLASH_ATTENTION", "sdpa cudnn bf16": "CUDNN_ATTENTION"}
+    rows = [
+        Contender(name, _softmax(kernel, is_causal=True), "causal softmax", tolerance=TOLERANCE)
+        for name, kernel in kernels.items()
+    ]
+    ours = partial(_in_half, partial(causal_elastic_attention, backend="triton"))
+    rows.append(
+        Contender("causal_elastic triton bf16", ours, "causal elastic", tolerance=TOLERANCE)
+    )
+    return {row.name: row for row in rows}
+
+
 def _in_half(function: Callable[..., Tensor], task: Task) -> Calls:
     """Calls with inputs that were rounded before, so that nobody is timed for it."""
     half = task._replace(
@@ -38,12 +56,13 @@ def _in_half(function: Callable[..., Tensor], task: Task) -> Calls:
     return calls._replace(read=lambda result: tuple(x.float() for x in calls.read(result)))
 
 
-def _softmax(kernel: str) -> Callable[[Task], Calls]:
+def _softmax(kernel: str, is_causal: bool = False) -> Callable[[Task], Calls]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         with sdpa_kernel(getattr(SDPBackend, kernel)):
-            return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+            attention = torch.nn.functional.scaled_dot_product_attention
+            return attention(query, key, value, is_causal=is_causal)
 
     return partial(_in_half, attend)
 

@@ -10,7 +10,7 @@ import torch
 from bistoch.lab.bench import cases, contenders
 from bistoch.lab.bench.cases import Case, Direction, Scores, Setting
 from bistoch.lab.bench.contenders import SDPA, Contender
-from bistoch.lab.bench.half import half_contenders
+from bistoch.lab.bench.half import causal_half_contenders, half_contenders
 from bistoch.lab.bench.heat import FEWEST, heat_contenders
 from bistoch.lab.bench.measure import Entry, TimeLimits
 from bistoch.lab.bench.peers import PACKAGES, missing_packages, peer_contenders
@@ -157,7 +157,9 @@ def plan(options: Options) -> list[Group]:
         return _heat_groups(options)
     if options.kind != "bench":
         rows = contenders.operator_contenders()
-        rows = rows if options.operators else contenders.causal_contenders()
+        if options.causal:
+            rows = contenders.causal_contenders(options.device)
+            rows |= {} if options.device == "cpu" else causal_half_contenders()
         everyone = tuple(Entry(row, Setting()) for row in rows.values())
         some = [case for case in _sequences(options) if case.scores == "random"]
         return [Group(None, case, way, everyone) for case in some for way in options.directions]

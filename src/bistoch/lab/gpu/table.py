@@ -13,6 +13,7 @@ import bistoch
 from bistoch.functional import backends
 from bistoch.functional.kernels.gpu import HAS_TRITON, Launch, is_interpreted, record_launches
 from bistoch.lab.files import write_whole
+from bistoch.lab.gpu import causal
 from bistoch.lab.gpu.compiled import DEVICES, Compiled, compile_launch, distinct
 
 MODULE = "bistoch.functional.elastic.triton.backend"
@@ -32,8 +33,9 @@ def run_compile_table(out: Path, console: Console, targets: tuple[str, ...] = ()
         )
     shown = Table("kernel", "tokens", *(f"{name} ({x.name})" for name, x in DEVICES.items()))
     rows, bad = [], []
-    for title, launch in configurations():
-        found = [compile_launch(launch, target) for target in targets or DEVICES]
+    for title, launches in _by_target(targets or tuple(DEVICES)):
+        launch = next(iter(launches.values()))
+        found = [compile_launch(one, target) for target, one in launches.items()]
         rows += [{"tokens": title, **one._asdict()} for one in found]
         bad += [f"{one.kernel} of {title} on {one.target}" for one in found if not one.fits]
         shown.add_row(launch.kernel.__name__, title, *map(_cell, found))
@@ -45,6 +47,14 @@ def run_compile_table(out: Path, console: Console, targets: tuple[str, ...] = ()
     if bad:
         raise ValueError(f"bench: these kernels do not fit: {'; '.join(bad)}")
     return path
+
+
+def _by_target(targets: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Launch]]]:
+    """Launches of all kernels on each GPU; those of causal balance have other tiles on some."""
+    for title, launch in configurations():
+        yield title, dict.fromkeys(targets, launch)
+    for row in zip(*(causal.configurations(target) for target in targets), strict=True):
+        yield row[0][0], dict(zip(targets, (launch for _, launch in row), strict=True))
 
 
 def configurations() -> Iterator[tuple[str, Launch]]:

@@ -1,0 +1,33 @@
+import pytest
+import torch
+
+from bistoch.functional.causal.triton import blocks
+from bistoch.functional.elastic.triton.blocks import Blocks
+
+
+@pytest.fixture(autouse=True)
+def _quick_interpreter():
+    # in Triton's interpreter if there is no GPU
+    if not torch.cuda.is_available():
+        pytest.importorskip("triton")
+        from interpreter import patch_once
+
+        patch_once()
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of 16 tokens, so that few tokens are several of them, and two parts of a cache."""
+    from bistoch.functional.causal.triton import decode, differentiate, launch
+
+    for module in (decode, differentiate, launch):
+        monkeypatch.setattr(module, "blocks_of", lambda *_: Blocks(16, 16, 4, 1))
+    monkeypatch.setattr(decode, "_splits", lambda programs, keys, tile: 1 if keys <= tile else 2)
+
+
+@pytest.fixture
+def short_spans(monkeypatch):
+    """Sequences of more than two blocks keep the accounts of few of them."""
+    monkeypatch.setattr(blocks, "ALL", 2)
+    monkeypatch.setattr(blocks, "SHORTEST", 2)
+    monkeypatch.setattr(blocks, "KEPT", 3)
