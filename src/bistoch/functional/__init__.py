@@ -17,6 +17,7 @@ from bistoch.functional.causal import BACKENDS as CAUSAL_BACKENDS
 from bistoch.functional.causal import CausalState as CausalState
 from bistoch.functional.causal import causal_elastic_attention, causal_elastic_plan
 from bistoch.functional.causal import causal_elastic_step as causal_elastic_step
+from bistoch.functional.delta import BACKENDS as DELTA_BACKENDS
 from bistoch.functional.delta import delta_attention, delta_plan
 from bistoch.functional.elastic import BACKENDS as ELASTIC_BACKENDS
 from bistoch.functional.elastic import ConvergenceWarning as ConvergenceWarning
@@ -253,6 +254,7 @@ OPERATORS = MappingProxyType({
         name="delta",
         attention=delta_attention,
         plan=delta_plan,
+        backends=DELTA_BACKENDS,
         nonnegative=False,
         columns="free",
         causal=True,
