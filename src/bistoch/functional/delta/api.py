@@ -16,6 +16,7 @@ from bistoch.functional.backends import (
     choose_backend,
 )
 from bistoch.functional.delta.inner import inner_operator, softmax_sharpness
+from bistoch.functional.delta.mass import plan_with_mass
 from bistoch.functional.delta.tokens import Rule, pose_tokens
 from bistoch.functional.inputs import Mask
 
@@ -59,6 +60,8 @@ def delta_attention(
         sink: how many of the first keys a row sees.
         stride: one row of so many is dense; 1 makes all rows dense.
         correction: "delta", what a dense row changes is added to all rows up to the next one;
+            "mass", these rows mix in what the dense row sees beyond its sink and window, by the
+            share of a softmax over all keys that this would have for their own query;
             "recompute", a dense row takes the place of its sparse one and changes no other; "none",
             the sparse rows alone.
         tail: how many of the last rows are dense besides, for decoding that continues from there.
@@ -81,13 +84,15 @@ def delta_attention(
     batch = inputs.check_tokens(operator, query, key, value)
     rule = Rule(window, sink, stride, correction, tail)
     inputs.check_choice(operator, "backend", backend, ("auto", *BACKENDS))
-    n, e, sharpness = query.shape[-2], value.shape[-1], None
-    if backend != "reference":
-        sharpness = softmax_sharpness(operator, inner, query.shape[-1])
-    chosen = _choose(operator, backend, inner, sharpness, query, batch)
+    n, e = query.shape[-2], value.shape[-1]
+    sharpness = softmax_sharpness(operator, inner, query.shape[-1])
+    _check_mass(operator, correction, inner, sharpness)
+    chosen = _choose(operator, backend, inner, correction, sharpness, query, batch)
+    # rows of the inner operator look at their scores themselves
+    own = chosen.name == "cpu" or correction == "mass"
     tokens, value = pose_tokens(
         operator, batch, query, key, value, rule, mask, query_mask, key_mask,
-        sharpness if chosen.name == "cpu" else None,
+        sharpness if own else None,
     )  # fmt: skip
     attend = inner_operator(operator, inner, "attention")
     if n == 0:
@@ -98,10 +103,19 @@ def delta_attention(
     return output.expand(*batch, n, e).to(query.dtype)
 
 
+def _check_mass(operator: str, correction: str, inner: str, sharpness: float | None) -> None:
+    if correction == "mass" and sharpness is None:
+        raise ValueError(
+            f"{operator}: correction='mass' compares sums of exponentials, which only softmax rows "
+            f"have, but inner is {inner!r}; use inner='softmax' or correction='delta'"
+        )
+
+
 def _choose(
     operator: str,
     backend: str,
     inner: str,
+    correction: str,
     sharpness: float | None,
     query: Tensor,
     batch: torch.Size,
@@ -109,12 +123,14 @@ def _choose(
     """Who computes: the kernels, where they can run and there is work enough for them."""
     n = query.shape[-2]
     enough = is_open(n, *batch) or math.prod(batch) * n * n >= SMALL
-    able = sharpness is not None and query.device.type == "cpu" and HAS_NUMBA
+    able = (
+        sharpness is not None and correction != "mass" and query.device.type == "cpu" and HAS_NUMBA
+    )
     auto = "cpu" if able and enough else "reference"
-    if backend == "cpu" and sharpness is None:
+    if backend == "cpu" and (sharpness is None or correction == "mass"):
         raise BackendUnavailableError(
-            f'{operator}: the backend "cpu" has kernels for softmax rows, but inner is {inner!r}; '
-            'choose backend="auto"'
+            f'{operator}: the backend "cpu" has kernels for softmax rows without the correction '
+            f"'mass', but inner is {inner!r} and correction {correction!r}; choose backend=\"auto\""
         )
     return choose_backend(operator, backend, _MODULES, query.device, auto)
 
@@ -150,15 +166,24 @@ def delta_plan(
     operator = "delta_plan"
     batch = inputs.check_tokens(operator, query, key)
     rule = Rule(window, sink, stride, correction, tail)
-    tokens, _ = pose_tokens(operator, batch, query, key, None, rule, mask, query_mask, key_mask)
+    inputs.check_choice(operator, "backend", backend, ("auto", *BACKENDS))
+    sharpness = softmax_sharpness(operator, inner, query.shape[-1])
+    _check_mass(operator, correction, inner, sharpness)
+    tokens, _ = pose_tokens(
+        operator, batch, query, key, None, rule, mask, query_mask, key_mask,
+        sharpness if correction == "mass" else None,
+    )  # fmt: skip
     make = inner_operator(operator, inner, "plan")
     n = query.shape[-2]
     rows, keys = torch.arange(n, device=query.device)[:, None], torch.arange(n, device=query.device)
     causal = tokens.bias_of(keys <= rows, slice(None))
     sparse = tokens.bias_of(rule.sees(rows, keys), slice(None))
     dense = make(tokens.query, tokens.key, mask=causal)
-    plan = make(tokens.query, tokens.key, mask=sparse)
-    if correction != "none":
+    if correction == "mass" and sharpness is not None:
+        plan = plan_with_mass(tokens, rule, sharpness)
+    else:
+        plan = make(tokens.query, tokens.key, mask=sparse)
+    if correction in ("delta", "recompute"):
         plan = rule.correct(plan, dense[..., ::stride, :])
     if tail:
         plan = torch.where(tokens.after(tokens.first_of(tail))[0][..., None], dense, plan)

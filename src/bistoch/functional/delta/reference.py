@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bistoch.functional._recompute import checkpointed
 from bistoch.functional.backends import Backend
+from bistoch.functional.delta.mass import attend_with_mass
 from bistoch.functional.delta.tokens import Rule, Tokens
 
 # rows that are computed together, at least: enough work for one call, little enough for a mask
@@ -24,8 +25,11 @@ def attend_in_chunks(
 ) -> Float[Tensor, "*#b n e"]:
     """Sparse rows, corrected by dense ones; the inner operator knows its sharpness."""
     n, stride = value.shape[-2], rule.stride
-    output = _sparse_rows(attend, tokens, value, rule)
-    if rule.correction != "none":
+    if rule.correction == "mass" and sharpness is not None:
+        output = attend_with_mass(tokens, value, rule, sharpness)
+    else:
+        output = _sparse_rows(attend, tokens, value, rule)
+    if rule.correction in ("delta", "recompute"):
         every = torch.arange(0, n, stride, device=value.device)
         dense = _dense_rows(attend, tokens, value, tokens.query[..., ::stride, :], every, stride)
         output = rule.correct(output, dense)

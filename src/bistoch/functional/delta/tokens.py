@@ -11,6 +11,8 @@ from bistoch.functional._masks import forbid_low
 from bistoch.functional._nonfinite import Pairs, clean
 from bistoch.functional.pose import working_dtype
 
+CORRECTIONS = ("delta", "mass", "recompute", "none")
+
 
 class Rule(NamedTuple):
     """Which rows see what, and which of them are dense."""
@@ -104,7 +106,7 @@ def pose_tokens(
     inputs.check_count(operator, "sink", rule.sink)
     inputs.check_count(operator, "stride", rule.stride, least=1)
     inputs.check_count(operator, "tail", rule.tail)
-    inputs.check_choice(operator, "correction", rule.correction, ("delta", "recompute", "none"))
+    inputs.check_choice(operator, "correction", rule.correction, CORRECTIONS)
     dtype = working_dtype(query.dtype)
     real = bias = order = None
     for name, padding in (("query_mask", query_mask), ("key_mask", key_mask)):

@@ -3,6 +3,7 @@
 import functools
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,12 +25,16 @@ METHODS = {
     "delta 16": "stride=16",
     "delta 32": "stride=32",
     "delta 64": "stride=64",
+    "mass 16": "stride=16, correction='mass'",
+    "mass 64": "stride=64, correction='mass'",
 }
 PUBLISHED = ("window", "recompute 16", "delta 16", "dense")
-STYLES = dict(zip(METHODS, (INK, QUIET, PALETTE[4], *PALETTE[:4]), strict=False))
+STYLES = dict(zip(METHODS, (INK, QUIET, PALETTE[4], *PALETTE[5:1:-1], *PALETTE[:2]), strict=True))
 NEEDLE = " The pass key is {key}. Remember it. {key} is the pass key."
 QUESTION = " What is the pass key? The pass key is {key}"
-FILLER = " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+FILLER = (
+    " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+)
 DIGITS = 5
 
 
@@ -80,8 +85,7 @@ def cells(smoke: bool) -> list[Cell]:
     ]
     longest = [_read_cell("wikitext2", n, method) for n in lengths[2:] for method in METHODS]
     timed = [
-        Cell(f"time {n}", {"timed": n, "methods": list(METHODS)}, seeded=False)
-        for n in sizes.timed
+        Cell(f"time {n}", {"timed": n, "methods": list(METHODS)}, seeded=False) for n in sizes.timed
     ]
     return [*read, *found, *longest, *timed]
 
@@ -123,9 +127,7 @@ def hide_key(subject: Subject, n: int, depth: float, key: str) -> tuple[Tensor, 
 
     The text ends with a question and the key, so that one pass tells what a decoder would say.
     """
-    needle, question = (
-        subject.tokens(text.format(key=key)) for text in (NEEDLE, QUESTION)
-    )
+    needle, question = (subject.tokens(text.format(key=key)) for text in (NEEDLE, QUESTION))
     answer = len(question) - len(subject.tokens(QUESTION.format(key="").rstrip()))
     hay = subject.tokens(FILLER * n)[: n - len(needle) - len(question)]
     place = int(depth * len(hay))
@@ -172,9 +174,10 @@ def tables(results: Results) -> list[Table]:
             results.table(
                 [Column("perplexity", "perplexity", ".2f")],
                 f"Perplexity on {text}, {n} tokens, of those that may lose a key.",
-                names=names, labels={"method": "method"},
+                names=names,
+                labels={"method": "method"},
                 more={"loss less that of dense": _beside_dense(results, names)},
-            )  # fmt: skip
+            )
         )
     for n in _numbers(results, "hay"):
         depths = list(results.values(f"key in {n}, dense", "found")[0])
@@ -193,7 +196,7 @@ def checks(results: Results) -> list[Verdict]:
     """The published order, text by text, and what of it holds for keys."""
     verdicts = []
     for text, n in _texts(results):
-        for worse, better in zip(PUBLISHED, PUBLISHED[1:], strict=False):
+        for worse, better in pairwise(PUBLISHED):
             claim = f"{text}, {n} tokens: {better} has a lower loss than {worse}"
             names = (f"{text} {n}, {better}", f"{text} {n}, {worse}")
             verdicts.append(results.claim(claim, *names, "losses", larger=False))
@@ -250,10 +253,11 @@ STUDY = Study(
     question="How much of a language model is left when its prefill is sparse, with and without "
     "a correction?",
     source="Willette, Lee, Hwang, Delta Attention, NeurIPS 2025; here on SmolLM2-135M",
-    about="All layers of SmolLM2-135M (30 layers, 9 heads, trained with full attention) read a text "
-    "with sparse rows, all weights as they are. Window: the last 256 and the first 16 keys. "
+    about="All layers of SmolLM2-135M (30 layers, 9 heads, trained with full attention) read a "
+    "text with sparse rows, all weights as they are. Window: the last 256 and the first 16 keys. "
     "Recompute: every 16th row is dense besides. Delta: what a dense row changes is added to the "
-    "rows up to the next one, at strides 8 to 64. Perplexity counts the tokens whose rows may lose "
+    "rows up to the next one, at strides 8 to 64. Mass: the correction of this library, at strides "
+    "16 and 64. Perplexity counts the tokens whose rows may lose "
     "a key. Keys of five digits are hidden in a text that repeats itself; the answer is decoded "
     "with all keys at hand, after a sparse prefill.",
     sizes=lambda settings: SMOKE if settings.smoke else FULL,

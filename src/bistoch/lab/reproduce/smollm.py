@@ -57,7 +57,9 @@ class Subject:
     ) -> tuple[Float[Tensor, "k"], Int[Tensor, "k"]]:
         """The loss of every token from `first` on, and the token that was thought most likely."""
         with torch.no_grad(), self.swapped(operator) as model:
-            states = model.base_model(ids[None], use_cache=False).last_hidden_state[0, first - 1 : -1]
+            states = model.base_model(ids[None], use_cache=False).last_hidden_state[
+                0, first - 1 : -1
+            ]
             found, likely = [], []
             for start in range(0, len(states), ROWS):
                 logits = model.lm_head(states[start : start + ROWS])
