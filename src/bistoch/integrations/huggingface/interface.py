@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
 
 from bistoch.functional import OPERATORS
+from bistoch.functional.causal.growing import GrowingState
 from bistoch.integrations.huggingface.caches import recall, remember
 from bistoch.integrations.huggingface.layers import hides_the_future, is_cross_attention
 from bistoch.integrations.huggingface.swapped import Swapped
 from bistoch.nn import Softmax, build_operator
 from bistoch.nn.swap.choose import check_scale, refuse_causal
-from bistoch.nn.swap.masks import looks_causal, read_masks
+from bistoch.nn.swap.masks import looks_causal, once_per_forward, read_masks
 from bistoch.nn.swap.tokens import scale_tokens, share_keys
 
 # the implementation of converted layers, and the name of what `convert` puts into them
@@ -109,26 +110,28 @@ def attend(
                 f"{swapped.operator!r}: {layer} {what}, which the operators do not know; "
                 "leave this layer out of the swap"
             )
-    # grouped queries: several query heads share the keys and values of one
-    key, value = share_keys(query.shape[1], key, value)
     dtype = query.dtype
-    query, key, value = scale_tokens(query, key, value, scaling)
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
     n, m = query.shape[-2], key.shape[-2]
     independent = swapped.rows_are_independent
     crosses = swapped.crosses or is_cross_attention(module)
-    masks = read_masks(
-        attention_mask,
-        position_bias,
-        queries=n,
-        keys=m,
-        causal=causal and not swapped.is_causal_alone,
-        hide_queries=not independent and n == m and not crosses,
-        device=query.device,
+    wants = {
+        "queries": n,
+        "keys": m,
+        "causal": causal and not swapped.is_causal_alone,
+        "hide_queries": not independent and n == m and not crosses,
+        "device": query.device,
+    }
+    # all layers of a model are given one mask
+    masks = once_per_forward(
+        attention_mask if position_bias is None else None,
+        id(module),
+        tuple(wants.values()),
+        lambda: read_masks(attention_mask, position_bias, **wants),
     )
     if crosses and not independent and masks["key_mask"] is not None:
         # of the queries of another sequence nothing is known, but that they were given
-        masks["query_mask"] = masks["key_mask"].new_ones(1, 1, n)
+        masks = masks | {"query_mask": masks["key_mask"].new_ones(1, 1, n)}
     cache = swapped.take_cache()
     if cache is not None and swapped.operator.mesh is not None:
         raise NotImplementedError(
@@ -136,19 +139,36 @@ def attend(
             "use_cache=False"
         )
     if not independent:
-        _check_order(swapped, module, causal or looks_causal(masks), cache is None and n != m, n, m)
-    if cache is None:
-        result = swapped(query, key, value, **masks)
-        make_plan = functools.partial(swapped.plan, query, key, **masks)
-    else:
-        state = recall(cache, swapped.operator.row.name, n)
-        result, after = swapped.step(query, key, value, masks, state)
-        remember(cache, after)
-        make_plan = functools.partial(swapped.step_plan, query, key, masks, state)
-    result = drop(result.to(dtype), dropout, module.training)
+        ordered = causal or once_per_forward(
+            masks["mask"], id(module), "looks causal", lambda: looks_causal(masks)
+        )
+        _check_order(swapped, module, ordered, cache is None and n != m, n, m)
     # the configuration of the model, not the copy of a converted layer, is what a user changes
     config = module.config if swapped.config is None else swapped.config
     wanted = output_attentions or getattr(config, "output_attentions", False)
+    state = None if cache is None else recall(cache, swapped.operator.row.name, n)
+    # in place: keys of several query heads stay one, and the state is not copied
+    done = (
+        None
+        if cache is None or wanted
+        else swapped.step_in_place(query, key, value, masks, state, scaling)
+    )
+    make_plan: Callable[[], Tensor]
+    if done is not None:
+        result, after = done
+        remember(cache, after)
+    else:
+        key, value = share_keys(query.shape[1], key, value)
+        query, key, value = scale_tokens(query, key, value, scaling)
+        if cache is None:
+            result = swapped(query, key, value, **masks)
+            make_plan = functools.partial(swapped.plan, query, key, **masks)
+        else:
+            state = state.state if isinstance(state, GrowingState) else state
+            result, after = swapped.step(query, key, value, masks, state)
+            remember(cache, after)
+            make_plan = functools.partial(swapped.step_plan, query, key, masks, state)
+    result = drop(result.to(dtype), dropout, module.training)
     plan = make_plan().to(dtype) if wanted else None
     if head_mask is not None:
         # a head is scaled by scaling its result, which is its plan times the values

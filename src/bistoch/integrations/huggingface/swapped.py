@@ -8,10 +8,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bistoch.functional import CausalState, softmax_attention, softmax_plan
+from bistoch.functional.causal.growing import GrowingState
 from bistoch.integrations.huggingface.caches import find_cache_layer
 from bistoch.nn import OperatorModule
 from bistoch.nn.over_ranks import attend_over_ranks
-from bistoch.nn.swap.masks import Masks, forget_causal
+from bistoch.nn.swap.masks import Masks, forget_causal, once_per_forward
 
 
 class Swapped(nn.Module):
@@ -126,6 +127,26 @@ class Swapped(nn.Module):
         others = softmax_attention(q, k, v, **_for_softmax(_of(masks, rest)))
         return self._merge(swapped, others), state
 
+    def step_in_place(
+        self,
+        query: Float[Tensor, "b h n d"],
+        key: Float[Tensor, "b kv m d"],
+        value: Float[Tensor, "b kv m e"],
+        masks: Masks,
+        state: CausalState | GrowingState | None,
+        scale: float | None,
+    ) -> tuple[Float[Tensor, "b h n e"], GrowingState] | None:
+        """As `step`, changing the state; None if the operator has no kernels for this."""
+        operator: Any = self.operator
+        if self.heads is not None or not hasattr(operator, "step_in_place"):
+            return None
+        masks = self._own(masks)
+        if masks["mask"] is not None:
+            return None
+        return operator.step_in_place(
+            query, key, value, state, scale=scale, key_mask=masks["key_mask"]
+        )
+
     def plan(
         self,
         query: Float[Tensor, "b h n d"],
@@ -163,7 +184,11 @@ class Swapped(nn.Module):
 
     def _own(self, masks: Masks) -> Masks:
         """What the operator is told; one that is causal by itself needs no mask that says so."""
-        return forget_causal(masks) if self.operator.row.always_causal else masks
+        if not self.operator.row.always_causal:
+            return masks
+        return once_per_forward(
+            masks["mask"], id(self), "without causal", lambda: forget_causal(masks)
+        )
 
     def _for_ranks(self, masks: Masks, query: Tensor) -> Masks:
         """Masks of the tokens of this rank; the same kind on all ranks, with padding or without."""

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bistoch.functional.kernels import kernel_module
+from bistoch.functional.kernels.address import addresses, readable_rows, row_step
 
 
 class Inputs(NamedTuple):
@@ -108,7 +109,7 @@ def _run(
     tiles = -(-n // tile)
     workers = max(1, min(runtime.threads(), problems * (1 if backward else tiles)))
     each = job.workspace_elements(width, tile, d, e, backward, size)
-    named = arrays | _named(kept)
+    named = arrays | kept._asdict()
     named["workspace"] = torch.empty(workers * each, dtype=dtype)
     named["sharpness"] = torch.full((1,), options.sharpness, dtype=dtype)
     if inputs.bias is not None:
@@ -117,12 +118,12 @@ def _run(
         named["length"] = inputs.length
     # kept by name until the kernels are done: what was copied must outlive its address
     held = {name: tensor.contiguous() for name, tensor in named.items()}
-    tokens = {name: _rows(getattr(inputs, name)) for name in ("query", "key", "value")}
-    tables = {name: _addresses(tensor, batch) for name, tensor in tokens.items()}
+    tokens = {name: readable_rows(getattr(inputs, name)) for name in ("query", "key", "value")}
+    tables = {name: addresses(tensor, batch) for name, tensor in tokens.items()}
     counters = np.zeros(2, np.int64)
     fields = {f"{name}_at": tensor.data_ptr() for name, tensor in held.items()}
     fields |= {f"{name}_at": table.ctypes.data for name, table in tables.items()}
-    fields |= {f"{name}_row": max(x.stride(-2), 1) for name, x in tokens.items()}
+    fields |= {f"{name}_row": row_step(x) for name, x in tokens.items()}
     fields |= {
         "next_item": counters.ctypes.data, "next_worker": counters.ctypes.data + 8,
         "gemm": runtime.gemm_address(dtype), "batch": problems, "n": n, "d": d, "e": e,
@@ -135,26 +136,3 @@ def _run(
     kernel = kernel_module("delta.cpu.kernels").kernel(backward, dtype)
     call, arguments = runtime.entry(kernel, numbers.ctypes.data, workers)
     call(*arguments)
-
-
-def _named(kept: Kept) -> dict[str, Tensor]:
-    return kept._asdict()
-
-
-def _rows(tokens: Tensor) -> Tensor:
-    """Tokens whose numbers lie side by side, and whose rows do not overlap."""
-    tokens = tokens.detach()
-    d = tokens.shape[-1]
-    side_by_side = tokens.stride(-1) == 1 or d == 1
-    if side_by_side and d <= tokens.stride(-2) < 1 << 20:
-        return tokens
-    return tokens.contiguous()
-
-
-def _addresses(tokens: Tensor, batch: torch.Size) -> np.ndarray:
-    """Where the tokens of every problem begin."""
-    steps = tokens.expand(*batch, *tokens.shape[-2:]).stride()[:-2]
-    places = np.zeros((), np.int64)
-    for length, step in zip(batch, steps, strict=True):
-        places = places[..., None] + np.arange(length, dtype=np.int64) * step
-    return tokens.data_ptr() + places.reshape(-1) * tokens.element_size()
