@@ -1,7 +1,6 @@
 """Causal balance as a module: its elasticity may be learned, and it can decode."""
 
-import math
-from typing import Literal
+from typing import Any, Literal
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -10,7 +9,6 @@ from bistoch.functional import OPERATORS, CausalState, causal_elastic_step
 from bistoch.functional.causal import growing
 from bistoch.functional.causal.growing import GrowingState, StepOptions
 from bistoch.functional.inputs import Mask, Option
-from bistoch.functional.pose import per_problem
 from bistoch.functional.precision import working_dtype
 from bistoch.nn.operators import LamModule
 
@@ -103,17 +101,7 @@ class CausalElastic(LamModule):
         known = (key_mask is None and n > 0) if begins else n == 1
         if not known:
             return None
-        batch = query.shape[:-2]
-        scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
-        like = query.flatten(0, 1)
-        sharpness = (
-            scale / per_problem(eps, batch, like)
-            if isinstance(eps, Tensor)
-            else (per_problem(scale / eps, batch, like))
-        )
-        rule = StepOptions(
-            per_problem(lam, batch, like), sharpness, options["block"], options["prior"]
-        )
+        rule = self._rule(query, scale, options)
         if begins:
             return growing.begin(query, key[..., :n, :], value[..., :n, :], rule)
         if isinstance(state, CausalState):
@@ -122,3 +110,15 @@ class CausalElastic(LamModule):
             state = GrowingState.of(state, key)
         row = growing.append(query, key, value, state, rule, key_mask)
         return None if row is None else (row, state)
+
+    def _rule(self, query: Tensor, scale: float | None, options: dict[str, Any]) -> StepOptions:
+        """The rule of a step; that of the last one, if nothing is learned and all is as it was."""
+        values = [options[name] for name in ("lam", "eps", "block", "prior")]
+        if any(isinstance(value, Tensor) for value in values):
+            return growing.step_options(query, scale, *values)
+        asked = (*query.shape[:-2], query.shape[-1], query.dtype, scale, *values)
+        last = self.__dict__.get("_last_rule")
+        if last is None or last[0] != asked:
+            last = asked, growing.step_options(query, scale, *values)
+            self.__dict__["_last_rule"] = last
+        return last[1]

@@ -4,6 +4,7 @@ What a model keeps beside its cache belongs to nobody else, so nothing is copied
 token. Rows are those of `causal_elastic_step`; what the kernels do not do is left to it.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -17,8 +18,10 @@ from bistoch.functional.backends import HAS_NUMBA
 from bistoch.functional.causal.cpu.launch import Inputs, forward_with_state
 from bistoch.functional.causal.decode import CausalState
 from bistoch.functional.elastic.operator import is_plain
+from bistoch.functional.inputs import Option
 from bistoch.functional.kernels import kernel_module
-from bistoch.functional.kernels.address import addresses, padded, readable_rows, row_step
+from bistoch.functional.kernels.address import padded, readable_rows, row_step
+from bistoch.functional.pose import per_problem
 
 # keys for which there is room at first
 SMALLEST = 64
@@ -27,10 +30,12 @@ SMALL = 1 << 17
 
 
 class StepOptions(NamedTuple):
-    """The rule of causal balance, as numbers for every head of a batch."""
+    """The rule of causal balance, as numbers for every head of a batch, side by side."""
 
     lam: Float[Tensor, "B"]
     sharpness: Float[Tensor, "B"]
+    # no sharpness is larger than this
+    sharpest: float
     block: int
     prior: float
 
@@ -101,6 +106,22 @@ def can_grow(*tensors: Tensor | None) -> bool:
     return not wanted and not torch.jit.is_tracing() and is_plain(given)
 
 
+def step_options(
+    query: Float[Tensor, "b h n d"], scale: float | None, lam: Option, eps: Option, block: int,
+    prior: float,
+) -> StepOptions:  # fmt: skip
+    """The rule for every head of a batch, from options that were checked."""
+    batch, like = query.shape[:-2], query.flatten(0, 1)
+    scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
+    if isinstance(eps, Tensor):
+        sharpness = scale / per_problem(eps, batch, like)
+        sharpest = _length(sharpness)
+    else:
+        sharpness, sharpest = per_problem(scale / eps, batch, like), abs(scale / eps)
+    lams = per_problem(lam, batch, like)
+    return StepOptions(lams.contiguous(), sharpness.contiguous(), sharpest, block, prior)
+
+
 def begin(
     query: Float[Tensor, "b h n d"],
     key: Float[Tensor, "b kv n d"],
@@ -148,31 +169,31 @@ def append(
     workers = max(1, min(runtime.threads(), groups)) if batch * kv * keys * d > SMALL else 1
     key, value = readable_rows(key), readable_rows(value)
     query = query if query.stride(-1) == 1 and query.stride(1) >= d else query.contiguous()
-    # the first query of every group, by its own steps
-    first = query[:, ::each]
     output = query.new_empty(batch, heads, 1, e)
-    workspace = query.new_empty(workers * each * stride)
-    prior = torch.full((1,), options.prior, dtype=query.dtype)
-    lam, sharpness = options.lam.contiguous(), options.sharpness.contiguous()
-    shape = torch.Size((batch, kv))
-    tables = [addresses(tokens, shape) for tokens in (first, key, value)]
+    workspace = query.new_empty(workers * each * stride + 1)
+    # the last number of the workspace is the prior
+    workspace[-1] = options.prior
     real = None
     if key_mask is not None:
         real = key_mask[..., :keys].expand(batch, 1, keys).contiguous()
-    counters, columns = np.zeros(2, np.int64), growing.columns
+    columns, work = growing.columns, workspace.data_ptr()
     fields = (
-        counters.ctypes.data, counters.ctypes.data + 8, runtime.gemm_address(query.dtype),
-        groups, each, keys, d, e, options.block,
-        tables[0].ctypes.data, max(query.stride(1), d, 1), tables[1].ctypes.data, row_step(key),
-        tables[2].ctypes.data, row_step(value), 0 if real is None else real.data_ptr(), kv,
-        sharpness.data_ptr(), lam.data_ptr(), prior.data_ptr(),
+        0, 0, runtime.gemm_address(query.dtype), groups, kv, each, keys, d, e, options.block,
+        query.data_ptr(), query.stride(0), query.stride(1),
+        key.data_ptr(), key.stride(0), key.stride(1), row_step(key),
+        value.data_ptr(), value.stride(0), value.stride(1), row_step(value),
+        0 if real is None else real.data_ptr(), options.sharpness.data_ptr(),
+        options.lam.data_ptr(), work + workers * each * stride * size,
         columns.data_ptr(), columns.stride(0), columns.shape[-1],
         growing.level.data_ptr(), growing.position.data_ptr(), output.data_ptr(),
-        workspace.data_ptr(), each * stride, stride,
+        work, each * stride, stride, 0, 0,
     )  # fmt: skip
     numbers = np.array(fields, np.int64)
+    job = numbers.ctypes.data
+    # the counters are behind all else
+    numbers[0], numbers[1] = job + 8 * (len(fields) - 2), job + 8 * (len(fields) - 1)
     kernel = kernel_module("causal.cpu.kernels").step_kernel(query.dtype)
-    call, arguments = runtime.entry(kernel, numbers.ctypes.data, workers)
+    call, arguments = runtime.entry(kernel, job, workers)
     call(*arguments)
     return output
 
@@ -183,6 +204,6 @@ def _length(tokens: Tensor) -> float:
 
 def _is_ordinary(query: Tensor, longest_key: float, value: Tensor, options: StepOptions) -> bool:
     """Whether nothing is NaN, infinite, or large enough to become it."""
-    scores = _length(query) * longest_key * max(1.0, _length(options.sharpness))
+    scores = _length(query) * longest_key * max(1.0, options.sharpest)
     finite = np.isfinite(value.detach().sum().item())
     return bool(scores <= largest_score(query.dtype) and finite)

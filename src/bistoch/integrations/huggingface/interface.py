@@ -168,7 +168,9 @@ def attend(
             result, after = swapped.step(query, key, value, masks, state)
             remember(cache, after)
             make_plan = functools.partial(swapped.step_plan, query, key, masks, state)
-    result = drop(result.to(dtype), dropout, module.training)
+    result = result.to(dtype)
+    if module.training and dropout:
+        result = drop(result, dropout)
     plan = make_plan().to(dtype) if wanted else None
     if head_mask is not None:
         # a head is scaled by scaling its result, which is its plan times the values

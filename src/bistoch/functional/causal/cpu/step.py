@@ -7,7 +7,7 @@ import numpy as np
 from numba import from_dtype, types
 from numba.extending import intrinsic
 
-from bistoch.functional.causal.cpu.job import tokens_of, whole_lanes
+from bistoch.functional.causal.cpu.job import whole_lanes
 from bistoch.functional.causal.cpu.rows import close_row, soften
 from bistoch.functional.causal.cpu.update import level_of, receive, weigh
 from bistoch.functional.kernels.array import start_of, vector
@@ -23,10 +23,12 @@ from bistoch.functional.kernels.runtime import (
     take_next,
 )
 
-# the numbers of a step in their order; addresses of tokens are tables, one for every group of heads
+# the numbers of a step in their order: names ending in _at are addresses, in _batch, _head and _row
+# steps between the parts of a tensor
 STEP_FIELDS = (
-    "next_group", "next_worker", "gemm", "groups", "heads", "keys", "d", "e", "block",
-    "query_at", "query_step", "key_at", "key_row", "value_at", "value_row", "real_at", "real_step",
+    "next_group", "next_worker", "gemm", "groups", "shared", "heads", "keys", "d", "e", "block",
+    "query_at", "query_batch", "query_head", "key_at", "key_batch", "key_head", "key_row",
+    "value_at", "value_batch", "value_head", "value_row", "real_at",
     "sharpness_at", "lam_at", "prior_at", "state_at", "state_step", "state_row",
     "level_at", "position_at", "output_at", "workspace_at", "workspace_stride", "stride",
 )  # fmt: skip
@@ -55,9 +57,13 @@ def advance(pointer):
 @jit
 def advance_group(job, group, space, like):
     """The rows of query heads that share keys, and their accounts."""
+    b, shared = group // job.shared, group % job.shared
+    query = job.query_batch * b + job.query_head * shared * job.heads
+    key = job.key_batch * b + job.key_head * shared
+    value = job.value_batch * b + job.value_head * shared
     size, keys, heads, e = size_of(like), job.keys, job.heads, job.e
     output = job.output_at + group * heads * e * size
-    real = job.real_at + group // job.real_step * keys if job.real_at else 0
+    real = job.real_at + b * keys if job.real_at else 0
     if real and not vector(real, keys, np.uint8)[keys - 1]:
         vector(output, heads * e, like)[:] = like(0)
         for head in range(group * heads, (group + 1) * heads):
@@ -66,8 +72,7 @@ def advance_group(job, group, space, like):
     if job.d:
         matmul(
             job.gemm, TRANSPOSED, PLAIN, keys, heads, job.d, like(1),
-            tokens_of(job.key_at, job.groups, group), job.key_row,
-            tokens_of(job.query_at, job.groups, group), job.query_step,
+            job.key_at + key * size, job.key_row, job.query_at + query * size, job.query_head,
             like(0), space, job.stride,
         )  # fmt: skip
     else:
@@ -84,8 +89,7 @@ def advance_group(job, group, space, like):
     if e:
         matmul(
             job.gemm, PLAIN, PLAIN, e, heads, keys, like(1),
-            tokens_of(job.value_at, job.groups, group), job.value_row,
-            space, job.stride, like(0), output, e,
+            job.value_at + value * size, job.value_row, space, job.stride, like(0), output, e,
         )  # fmt: skip
     for place in range(heads):
         head, row = group * heads + place, space + place * job.stride * size
