@@ -32,6 +32,7 @@ class Layer:
         self.layer = layer
 
     def get(self):
+        """The layer itself."""
         return self.layer
 
 

@@ -15,11 +15,13 @@ from bistoch.integrations.huggingface.layers import hides_the_future, is_cross_a
 from bistoch.integrations.huggingface.swapped import Swapped
 from bistoch.nn import Softmax, build_operator
 from bistoch.nn.swap.choose import check_scale, refuse_causal
-from bistoch.nn.swap.masks import looks_causal, once_per_forward, read_masks
+from bistoch.nn.swap.masks import Masks, looks_causal, once_per_forward, read_masks
 from bistoch.nn.swap.tokens import scale_tokens, share_keys
 
 # the implementation of converted layers, and the name of what `convert` puts into them
 NAME = "bistoch"
+
+NOTHING_HIDDEN = Masks(mask=None, query_mask=None, key_mask=None)
 
 # arguments of some models that change what their attention is
 REFUSED = {
@@ -110,53 +112,27 @@ def attend(
                 f"{swapped.operator!r}: {layer} {what}, which the operators do not know; "
                 "leave this layer out of the swap"
             )
-    dtype = query.dtype
-    causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
-    n, m = query.shape[-2], key.shape[-2]
-    independent = swapped.rows_are_independent
-    crosses = swapped.crosses or is_cross_attention(module)
-    wants = {
-        "queries": n,
-        "keys": m,
-        "causal": causal and not swapped.is_causal_alone,
-        "hide_queries": not independent and n == m and not crosses,
-        "device": query.device,
-    }
-    # all layers of a model are given one mask
-    masks = once_per_forward(
-        attention_mask if position_bias is None else None,
-        id(module),
-        tuple(wants.values()),
-        lambda: read_masks(attention_mask, position_bias, **wants),
-    )
-    if crosses and not independent and masks["key_mask"] is not None:
-        # of the queries of another sequence nothing is known, but that they were given
-        masks = masks | {"query_mask": masks["key_mask"].new_ones(1, 1, n)}
-    cache = swapped.take_cache()
+    dtype, n, cache = query.dtype, query.shape[-2], swapped.take_cache()
     if cache is not None and swapped.operator.mesh is not None:
         raise NotImplementedError(
             f"attend: {layer} brings a cache, which is not sharded over ranks; call the model with "
             "use_cache=False"
         )
-    if not independent:
-        ordered = causal or once_per_forward(
-            masks["mask"], id(module), "looks causal", lambda: looks_causal(masks)
-        )
-        _check_order(swapped, module, ordered, cache is None and n != m, n, m)
     # the configuration of the model, not the copy of a converted layer, is what a user changes
     config = module.config if swapped.config is None else swapped.config
     wanted = output_attentions or getattr(config, "output_attentions", False)
     state = None if cache is None else recall(cache, swapped.operator.row.name, n)
-    # in place: keys of several query heads stay one, and the state is not copied
-    done = (
-        None
-        if cache is None or wanted
-        else swapped.step_in_place(query, key, value, masks, state, scaling)
-    )
+    masks = NOTHING_HIDDEN
+    if cache is None or attention_mask is not None or position_bias is not None:
+        causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+        masks = _read(swapped, module, query, key, attention_mask, position_bias, causal, cache)
+    done = None
+    if cache is not None and not wanted:
+        # keys of several query heads stay one, and the state is not copied
+        done = swapped.step_in_place(query, key, value, masks, state, scaling)
     make_plan: Callable[[], Tensor]
     if done is not None:
         result, after = done
-        remember(cache, after)
     else:
         key, value = share_keys(query.shape[1], key, value)
         query, key, value = scale_tokens(query, key, value, scaling)
@@ -166,8 +142,9 @@ def attend(
         else:
             state = state.state if isinstance(state, GrowingState) else state
             result, after = swapped.step(query, key, value, masks, state)
-            remember(cache, after)
             make_plan = functools.partial(swapped.step_plan, query, key, masks, state)
+    if cache is not None:
+        remember(cache, after)
     result = result.to(dtype)
     if module.training and dropout:
         result = drop(result, dropout)
@@ -176,6 +153,41 @@ def attend(
         # a head is scaled by scaling its result, which is its plan times the values
         result = result * head_mask.reshape(-1, query.shape[1], 1, 1)
     return result.transpose(1, 2).contiguous(), plan
+
+
+def _read(
+    swapped: Swapped, module: nn.Module, query: Tensor, key: Tensor, attention_mask: Tensor | None,
+    position_bias: Tensor | None, causal: bool, cache: Any,
+) -> Masks:  # fmt: skip
+    """What a layer hides, in the words of the operators; layers that are given one mask share it.
+
+    With a cache and no mask there is nothing to read: an operator that goes on from a state hides
+    the future by itself.
+    """
+    n, m = query.shape[-2], key.shape[-2]
+    independent = swapped.rows_are_independent
+    crosses = swapped.crosses or is_cross_attention(module)
+    hides_itself = causal and not swapped.is_causal_alone
+    hide_queries = not independent and n == m and not crosses
+    masks = once_per_forward(
+        attention_mask if position_bias is None else None,
+        id(module),
+        (n, m, hides_itself, hide_queries),
+        lambda: read_masks(
+            attention_mask, position_bias, queries=n, keys=m, causal=hides_itself,
+            hide_queries=hide_queries, device=query.device,
+        ),
+    )  # fmt: skip
+    if crosses and not independent and masks["key_mask"] is not None:
+        # of the queries of another sequence nothing is known, but that they were given
+        real = masks["key_mask"].new_ones(1, 1, n)
+        masks = Masks(mask=masks["mask"], query_mask=real, key_mask=masks["key_mask"])
+    if not independent:
+        ordered = causal or once_per_forward(
+            masks["mask"], id(module), "looks causal", lambda: looks_causal(masks)
+        )
+        _check_order(swapped, module, ordered, cache is None and n != m, n, m)
+    return masks
 
 
 def _register(functions: Mapping[str, Callable[..., Any]]) -> None:
