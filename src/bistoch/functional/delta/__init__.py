@@ -5,3 +5,4 @@ from bistoch.functional.delta import operator as _operator  # noqa: F401
 from bistoch.functional.delta.api import BACKENDS as BACKENDS
 from bistoch.functional.delta.api import delta_attention as delta_attention
 from bistoch.functional.delta.api import delta_plan as delta_plan
+from bistoch.functional.delta.decode import delta_step as delta_step

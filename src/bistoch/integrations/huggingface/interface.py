@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
@@ -136,7 +137,10 @@ def attend(
     else:
         key, value = share_keys(query.shape[1], key, value)
         query, key, value = scale_tokens(query, key, value, scaling)
-        if cache is None:
+        if cache is None and n != key.shape[-2] and swapped.continues:
+            result = swapped.next_rows(query, key, value, masks)
+            make_plan = functools.partial(_plan_of_next_rows, swapped, query, key, masks)
+        elif cache is None:
             result = swapped(query, key, value, **masks)
             make_plan = functools.partial(swapped.plan, query, key, **masks)
         else:
@@ -153,6 +157,11 @@ def attend(
         # a head is scaled by scaling its result, which is its plan times the values
         result = result * head_mask.reshape(-1, query.shape[1], 1, 1)
     return result.transpose(1, 2).contiguous(), plan
+
+
+def _plan_of_next_rows(swapped: Swapped, query: Tensor, key: Tensor, masks: Masks) -> Tensor:
+    unit = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device)
+    return swapped.next_rows(query, key, unit.expand(*key.shape[:-1], -1), masks)
 
 
 def _read(
@@ -186,7 +195,8 @@ def _read(
         ordered = causal or once_per_forward(
             masks["mask"], id(module), "looks causal", lambda: looks_causal(masks)
         )
-        _check_order(swapped, module, ordered, cache is None and n != m, n, m)
+        lacks_rows = cache is None and n != m and not swapped.continues
+        _check_order(swapped, module, ordered, lacks_rows, n, m)
     return masks
 
 

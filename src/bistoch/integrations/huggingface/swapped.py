@@ -71,6 +71,11 @@ class Swapped(nn.Module):
         return cache
 
     @property
+    def continues(self) -> bool:
+        """Whether rows may follow a whole sequence, without a state, from its keys alone."""
+        return hasattr(self.operator, "next_rows")
+
+    @property
     def is_causal_alone(self) -> bool:
         """Whether all heads are causal without a mask that says so."""
         return self.heads is None and self.operator.row.always_causal
@@ -147,6 +152,22 @@ class Swapped(nn.Module):
             query, key, value, state, scale=scale, key_mask=masks["key_mask"]
         )
 
+    def next_rows(
+        self,
+        query: Float[Tensor, "b h n d"],
+        key: Float[Tensor, "b h m d"],
+        value: Float[Tensor, "b h m e"],
+        masks: Masks,
+    ) -> Float[Tensor, "b h n e"]:
+        """Attend with rows that follow those of a whole sequence."""
+        operator: Any = self.operator
+        allowed = _pairs(masks, query.shape[-2], key.shape[-2], query.device)
+        if self.heads is None:
+            return operator.next_rows(query, key, value, mask=allowed)
+        ours = operator.next_rows(*_heads(self.heads, query, key, value), mask=allowed)
+        others = softmax_attention(*_heads(self._rest(), query, key, value), mask=allowed)
+        return self._merge(ours, others)
+
     def plan(
         self,
         query: Float[Tensor, "b h n d"],
@@ -221,6 +242,21 @@ class Swapped(nn.Module):
         order = [*(self.heads or ()), *self._rest()]
         places = sorted(range(self.count), key=order.__getitem__)
         return torch.cat([swapped, others], -3)[..., places, :, :]
+
+
+def _pairs(masks: Masks, n: int, m: int, device: torch.device) -> Tensor | None:
+    """The pairs of new rows and cached keys that are allowed; None if it is all of them."""
+    mask, real = masks["mask"], masks["key_mask"]
+    if mask is not None and mask.dtype != torch.bool:
+        raise NotImplementedError(
+            "attend: delta adds no bias to single pairs; leave this layer out of the swap"
+        )
+    if mask is None and n > 1:
+        places = torch.arange(m, device=device)
+        mask = (places <= places[m - n :, None])[None, None]
+    if real is None:
+        return mask
+    return real[..., None, :] if mask is None else mask & real[..., None, :]
 
 
 def _heads(heads: list[int], *tokens: Tensor) -> Any:

@@ -28,6 +28,9 @@ METHODS = {
     "mass 16": "stride=16, correction='mass'",
     "mass 64": "stride=64, correction='mass'",
 }
+# those that read the longest texts
+LONG = ("dense", "window", "recompute 16", "delta 16", "mass 16")
+TIMED = ("dense", "window", "delta 16", "mass 16")
 PUBLISHED = ("window", "recompute 16", "delta 16", "dense")
 STYLES = dict(zip(METHODS, (INK, QUIET, PALETTE[4], *PALETTE[5:1:-1], *PALETTE[:2]), strict=True))
 NEEDLE = " The pass key is {key}. Remember it. {key} is the pass key."
@@ -73,7 +76,7 @@ def operator_of(method: str, sizes: Sizes, tail: int = 0) -> str | None:
 def cells(smoke: bool) -> list[Cell]:
     """Texts by length and method, then keys to find, then the time."""
     sizes = SMOKE if smoke else FULL
-    lengths, hay = list(sizes.lengths), list(sizes.hay)
+    lengths, hay = list(sizes.lengths), sizes.hay[:1]
     # enwik8 at one length: it is there to see whether another text says the same; long texts last
     texts = [("wikitext2", n) for n in lengths[:2]]
     texts += [] if smoke else [("enwik8", lengths[1])]
@@ -83,9 +86,9 @@ def cells(smoke: bool) -> list[Cell]:
         for n in hay
         for method in METHODS
     ]
-    longest = [_read_cell("wikitext2", n, method) for n in lengths[2:] for method in METHODS]
+    longest = [_read_cell("wikitext2", n, method) for n in lengths[2:] for method in LONG]
     timed = [
-        Cell(f"time {n}", {"timed": n, "methods": list(METHODS)}, seeded=False) for n in sizes.timed
+        Cell(f"time {n}", {"timed": n, "methods": list(TIMED)}, seeded=False) for n in sizes.timed
     ]
     return [*read, *found, *longest, *timed]
 
@@ -99,7 +102,7 @@ def run(cell: Cell, seed: int, context: Context) -> Result:
     sizes: Sizes = context.sizes
     subject = make_small_model() if sizes.small else load_smollm()
     if "timed" in cell.options:
-        return _time(subject, cell.options["timed"], sizes)
+        return _time(subject, cell.options["timed"], cell.options["methods"], sizes)
     method = cell.options["method"]
     if "hay" in cell.options:
         return _find(subject, cell.options["hay"], method, sizes, context)
@@ -149,7 +152,7 @@ def _find(subject: Subject, n: int, method: str, sizes: Sizes, context: Context)
     return {"found": found, "losses": losses, "all": sum(found.values()) / len(found)}
 
 
-def _time(subject: Subject, n: int, sizes: Sizes) -> Result:
+def _time(subject: Subject, n: int, methods: list[str], sizes: Sizes) -> Result:
     """Seconds of some layers for a whole text, by method, in turns."""
     ids, model = _text("wikitext2", sizes.small, n), subject.model.base_model
     layers = model.layers
@@ -162,7 +165,7 @@ def _time(subject: Subject, n: int, sizes: Sizes) -> Result:
             finally:
                 model.layers = layers
 
-    return best_times({m: functools.partial(read, m) for m in METHODS}, sizes.rounds)
+    return best_times({m: functools.partial(read, m) for m in methods}, sizes.rounds)
 
 
 def tables(results: Results) -> list[Table]:
@@ -187,7 +190,7 @@ def tables(results: Results) -> list[Table]:
         caption = f"Share of the digits of a key that are found in {n} tokens, by its depth."
         found.append(results.table(columns, caption, names=names, labels={"method": "method"}))
     timed = {n: results.times_over("dense", f"time {n}") for n in _numbers(results, "timed")}
-    rows = [(method, *(timed[n][method] for n in timed)) for method in METHODS]
+    rows = [(method, *(timed[n][method] for n in timed)) for method in TIMED]
     caption = "Time over dense, of the first layers of the model, best of interleaved rounds."
     return [*found, Table(("method", *(f"{n} tokens" for n in timed)), rows, caption)]
 
@@ -207,8 +210,8 @@ def figure(results: Results) -> Any:
     """Perplexity over the stride, and keys found over the length."""
     texts = _texts(results)
     made, ((left, right),) = sheet(1, 2, width=5.2, height=3.6)
-    text, n = texts[-2] if len(texts) > 1 else texts[0]
-    names = list(METHODS)
+    text, n = texts[min(1, len(texts) - 1)]
+    names = [results.options(name)["method"] for name in results.names_with(text=text, n=n)]
     values = [results.mean(f"{text} {n}, {name}", "perplexity") for name in names]
     left.barh(names[::-1], values[::-1], color=[STYLES[name] for name in names[::-1]])
     for place, value in enumerate(values[::-1]):
@@ -216,7 +219,7 @@ def figure(results: Results) -> Any:
     left.set_xscale("log")
     tidy(left, f"perplexity, {text}, {n} tokens")
     n = _numbers(results, "hay")[-1]
-    for name in names:
+    for name in (results.options(one)["method"] for one in results.names_with(hay=n)):
         found = results.values(f"key in {n}, {name}", "losses")[0]
         right.plot([float(depth) for depth in found], [math.exp(-x) for x in found.values()],
                    color=STYLES[name], marker="o", markersize=3.5, label=name)  # fmt: skip
