@@ -152,6 +152,7 @@ WRONG = {
     "ansatz": CHOICE,
     "pad": CHOICE,
     "correction": CHOICE,
+    "cache": CHOICE,
     "inner": CHOICE | {
         "no call": "softmax(",
         "no such option": "softmax(lam=1.0)",

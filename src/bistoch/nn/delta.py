@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from bistoch.functional import OPERATORS, delta_step, inputs
 from bistoch.functional.delta.decode import CACHES
+from bistoch.functional.inputs import Mask
 from bistoch.nn.operators import OperatorModule
 
 
@@ -51,7 +52,7 @@ class Delta(OperatorModule):
         key: Float[Tensor, "*#b m d"],
         value: Float[Tensor, "*#b m e"],
         *,
-        mask: Bool[Tensor, "..."] | None = None,
+        mask: Mask | None = None,
     ) -> Float[Tensor, "*b n e"]:
         """The rows of new tokens over a cache, as `bistoch.delta_step`."""
         options = {name: getattr(self, name) for name in ("window", "sink", "inner")}

@@ -157,7 +157,9 @@ def append(
     batch, heads, _, d = query.shape
     kv, keys, e = key.shape[1], growing.length + 1, value.shape[-1]
     new = slice(keys - 1, keys)
-    longest = max(growing.largest_key, _length(key[..., new, :]))
+    # a NaN is not larger than anything
+    added = _length(key[..., new, :])
+    longest = added if not added <= growing.largest_key else growing.largest_key
     if not _is_ordinary(query, longest, value[..., new, :], options):
         return None
     growing.grow(keys)

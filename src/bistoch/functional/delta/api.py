@@ -17,7 +17,7 @@ from bistoch.functional.backends import (
 )
 from bistoch.functional.delta.inner import inner_operator, softmax_sharpness
 from bistoch.functional.delta.mass import plan_with_mass
-from bistoch.functional.delta.tokens import Rule, pose_tokens
+from bistoch.functional.delta.tokens import CORRECTIONS, Rule, pose_tokens
 from bistoch.functional.inputs import Mask
 
 _MODULES = {
@@ -85,6 +85,7 @@ def delta_attention(
     rule = Rule(window, sink, stride, correction, tail)
     inputs.check_choice(operator, "backend", backend, ("auto", *BACKENDS))
     n, e = query.shape[-2], value.shape[-1]
+    inputs.check_choice(operator, "correction", correction, CORRECTIONS)
     sharpness = softmax_sharpness(operator, inner, query.shape[-1])
     _check_mass(operator, correction, inner, sharpness)
     chosen = _choose(operator, backend, inner, correction, sharpness, query, batch)
@@ -167,6 +168,7 @@ def delta_plan(
     batch = inputs.check_tokens(operator, query, key)
     rule = Rule(window, sink, stride, correction, tail)
     inputs.check_choice(operator, "backend", backend, ("auto", *BACKENDS))
+    inputs.check_choice(operator, "correction", correction, CORRECTIONS)
     sharpness = softmax_sharpness(operator, inner, query.shape[-1])
     _check_mass(operator, correction, inner, sharpness)
     tokens, _ = pose_tokens(

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from bistoch.functional import inputs
 from bistoch.functional.delta.inner import inner_operator
+from bistoch.functional.inputs import Mask
 from bistoch.functional.precision import full_precision
 
 CACHES = ("dense", "sparse")
@@ -21,7 +22,7 @@ def delta_step(
     sink: int = 16,
     cache: str = "dense",
     inner: str = "softmax",
-    mask: Bool[Tensor, "..."] | None = None,
+    mask: Mask | None = None,
 ) -> Float[Tensor, "*b n e"]:
     """The next n rows after a prefill by `delta_attention`, over keys that a model has cached.
 
@@ -33,8 +34,8 @@ def delta_step(
         window, sink, inner: as for `delta_attention`.
         cache: "dense", rows see all keys, as its authors decode; "sparse", the first `sink` and the
             last `window` keys, so that the price of a token does not grow.
-        mask: True where a row may see a key, broadcastable to (*b, n, m). By default a row sees all
-            keys up to its own. Windows count the keys that a row may see.
+        mask: True where a row may see a key, or a bias, broadcastable to (*b, n, m). By default a
+            row sees all keys up to its own. Windows count the keys that a row may see.
 
     >>> import torch, bistoch
     >>> q, k, v = torch.randn(3, 2, 8, 100, 4).unbind()
@@ -64,7 +65,9 @@ def delta_step(
         places = torch.arange(m, device=query.device)
         mask = places <= places[m - n :, None]
     if cache == "sparse":
-        mask = _near(mask, window, sink)
+        seen = mask if mask.dtype == torch.bool else mask > -torch.inf
+        near = _near(seen.expand(*seen.shape[:-1], m), window, sink)
+        mask = near if mask.dtype == torch.bool else torch.where(near, mask, -torch.inf)
     return attend(query, key, value, mask=mask)
 
 

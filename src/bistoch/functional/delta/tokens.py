@@ -106,7 +106,6 @@ def pose_tokens(
     inputs.check_count(operator, "sink", rule.sink)
     inputs.check_count(operator, "stride", rule.stride, least=1)
     inputs.check_count(operator, "tail", rule.tail)
-    inputs.check_choice(operator, "correction", rule.correction, CORRECTIONS)
     dtype = working_dtype(query.dtype)
     real = bias = order = None
     for name, padding in (("query_mask", query_mask), ("key_mask", key_mask)):

@@ -247,16 +247,16 @@ class Swapped(nn.Module):
 def _pairs(masks: Masks, n: int, m: int, device: torch.device) -> Tensor | None:
     """The pairs of new rows and cached keys that are allowed; None if it is all of them."""
     mask, real = masks["mask"], masks["key_mask"]
-    if mask is not None and mask.dtype != torch.bool:
-        raise NotImplementedError(
-            "attend: delta adds no bias to single pairs; leave this layer out of the swap"
-        )
     if mask is None and n > 1:
         places = torch.arange(m, device=device)
         mask = (places <= places[m - n :, None])[None, None]
     if real is None:
         return mask
-    return real[..., None, :] if mask is None else mask & real[..., None, :]
+    if mask is None:
+        return real[..., None, :]
+    if mask.dtype != torch.bool:
+        return mask.masked_fill(~real[..., None, :], -torch.inf)
+    return mask & real[..., None, :]
 
 
 def _heads(heads: list[int], *tokens: Tensor) -> Any:
