@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from bistoch.lab.data import load
-from bistoch.lab.drawing import INK, PALETTE, QUIET, legend, sheet, tidy
+from bistoch.lab.drawing import INK, PALETTE, QUIET, legend_beside, sheet, tidy
 from bistoch.lab.reproduce.smollm import Subject, load_smollm, make_small_model
 from bistoch.lab.study import Cell, Column, Context, Result, Results, Study, Table, Verdict
 from bistoch.lab.timing import best_times
@@ -32,7 +32,9 @@ METHODS = {
 LONG = ("dense", "window", "recompute 16", "delta 16", "mass 16")
 TIMED = ("dense", "window", "delta 16", "mass 16")
 PUBLISHED = ("window", "recompute 16", "delta 16", "dense")
-STYLES = dict(zip(METHODS, (INK, QUIET, PALETTE[4], *PALETTE[5:1:-1], *PALETTE[:2]), strict=True))
+STYLES = dict(zip(METHODS, (
+    INK, QUIET, PALETTE[4], "#f2b38a", "#e98a4c", PALETTE[1], "#8a3d00", "#56a0d3", PALETTE[0],
+), strict=True))  # fmt: skip
 NEEDLE = " The pass key is {key}. Remember it. {key} is the pass key."
 QUESTION = " What is the pass key? The pass key is {key}"
 FILLER = (
@@ -196,10 +198,11 @@ def tables(results: Results) -> list[Table]:
 
 
 def checks(results: Results) -> list[Verdict]:
-    """The published order, text by text, and what of it holds for keys."""
+    """The published order, text by text, and the correction of this library beside two others."""
     verdicts = []
+    ours = (("delta 16", "mass 16"), ("recompute 16", "mass 16"))
     for text, n in _texts(results):
-        for worse, better in pairwise(PUBLISHED):
+        for worse, better in (*pairwise(PUBLISHED), *ours):
             claim = f"{text}, {n} tokens: {better} has a lower loss than {worse}"
             names = (f"{text} {n}, {better}", f"{text} {n}, {worse}")
             verdicts.append(results.claim(claim, *names, "losses", larger=False))
@@ -216,7 +219,7 @@ def figure(results: Results) -> Any:
     left.barh(names[::-1], values[::-1], color=[STYLES[name] for name in names[::-1]])
     for place, value in enumerate(values[::-1]):
         left.text(value, place, f" {value:.1f}", va="center", fontsize=8, color=INK)
-    left.set_xscale("log")
+    left.set_xlim(0, 1.15 * max(values))
     tidy(left, f"perplexity, {text}, {n} tokens")
     n = _numbers(results, "hay")[-1]
     for name in (results.options(one)["method"] for one in results.names_with(hay=n)):
@@ -224,7 +227,7 @@ def figure(results: Results) -> Any:
         right.plot([float(depth) for depth in found], [math.exp(-x) for x in found.values()],
                    color=STYLES[name], marker="o", markersize=3.5, label=name)  # fmt: skip
     tidy(right, f"probability per token of a key in {n} tokens", "depth")
-    legend(right)
+    legend_beside(made, right)
     return made
 
 
