@@ -48,7 +48,7 @@ class Sizes:
     """Lengths of the texts and of the hay, the sparse rows, and what is timed."""
 
     lengths: tuple[int, ...] = (1024, 2048, 4096)
-    hay: tuple[int, ...] = (1024, 2048)
+    hay: tuple[int, ...] = (1024,)
     depths: tuple[float, ...] = (0.1, 0.5, 0.9)
     window: int = 256
     sink: int = 16
@@ -78,14 +78,14 @@ def operator_of(method: str, sizes: Sizes, tail: int = 0) -> str | None:
 def cells(smoke: bool) -> list[Cell]:
     """Texts by length and method, then keys to find, then the time."""
     sizes = SMOKE if smoke else FULL
-    lengths, hay = list(sizes.lengths), sizes.hay[:1]
+    lengths = list(sizes.lengths)
     # enwik8 at one length: it is there to see whether another text says the same; long texts last
     texts = [("wikitext2", n) for n in lengths[:2]]
     texts += [] if smoke else [("enwik8", lengths[1])]
     read = [_read_cell(text, n, method) for text, n in texts for method in METHODS]
     found = [
         Cell(f"key in {n}, {method}", {"hay": n, "method": method}, seeded=False)
-        for n in hay
+        for n in sizes.hay
         for method in METHODS
     ]
     longest = [_read_cell("wikitext2", n, method) for n in lengths[2:] for method in LONG]
