@@ -28,6 +28,8 @@ from making.search import search_gain
 from making.studies import (
     causal_lm,
     cooccurrence,
+    delta_lm,
+    delta_time,
     encoder_sinks,
     hubs,
     lookup_sinks,
@@ -46,8 +48,9 @@ def main() -> None:
     for measure in (
         plans, speed_not_softness, rates, iterations, annealing, soft_sort, rowwise, zero_training,
         rank_decay, encoder_sinks, lookup_sinks, flow_mixture, flow_orders, flow_limits,
-        flow_clusters, causal_updates, causal_local, causal_heads, causal_blocks, causal_lm, pace,
-        pace_gradient, pace_rivals, lab_fashion, lab_fashion_long, lab_points, lab_text, lab_scores,
+        flow_clusters, causal_updates, causal_local, causal_heads, causal_blocks, causal_lm,
+        delta_lm, delta_time, pace, pace_gradient, pace_rivals, lab_fashion, lab_fashion_long,
+        lab_points, lab_text, lab_scores,
         search_gain, retrieval, hubs, prototypes, router, registration, sorting, jigsaw,
         cooccurrence, explorer_page, converted, choosing, trained_head,
     ):  # fmt: skip

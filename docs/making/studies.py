@@ -1,5 +1,6 @@
 """What the pages on models show: studies of trained networks, from their records or made anew."""
 
+import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from bistoch.lab.reproduce import causal_lm as causal_study
 from bistoch.lab.reproduce import cooccurrence as cooccurrence_study
+from bistoch.lab.reproduce import delta_lm as delta_study
 from bistoch.lab.reproduce import hubs as hubs_study
 from bistoch.lab.reproduce import prototypes as prototype_study
 from bistoch.lab.reproduce import rank_decay as rank_study
@@ -45,6 +47,30 @@ def causal_lm() -> None:
         "causal_lm_lam": causal_study.lam_table(results),
     }.items():
         put_table("causal_lm.md", name, heads, rows)
+
+
+def delta_lm() -> None:
+    """Delta attention in a pretrained language model; from the record of the study."""
+    results = read_record(RECORDS / "delta-lm.json")
+    save(delta_study.figure(results), "delta_lm")
+    for number, table in enumerate(delta_study.tables(results)):
+        put_table("delta_lm.md", f"delta_lm_{number}", *table[:2])
+    asked = delta_study.checks(results)
+    put_table("delta_lm.md", "delta_lm_verdicts", ("asked", "measured", "holds"), asked)
+
+
+def delta_time() -> None:
+    """Times of delta attention and of decoding, from their records."""
+    found = json.loads((RECORDS.parent / "delta.json").read_text())["lengths"]
+    rows = [
+        [n, *(f"{one[x]:.2f}" if x in one else "" for x in ("forward", "with backward"))]
+        for n, one in found.items()
+    ]
+    put_table("operators/delta.md", "delta_time", ("n", "forward", "with the backward"), rows)
+    found = json.loads((RECORDS.parent / "decode.json").read_text())
+    rows = [[f"one token after {n}", f"{one['ratio']:.2f}"] for n, one in found["decode"].items()]
+    rows += [[f"prefill of {n}", f"{one['ratio']:.2f}"] for n, one in found["prefill"].items()]
+    put_table("huggingface.md", "decode", ("what", "time over the model's own"), rows)
 
 
 def prototypes() -> None:

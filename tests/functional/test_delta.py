@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 import bistoch
+from bistoch.functional.backends import BackendUnavailableError
 from bistoch.lab.bench.memory import allocated_by, largest_allocation
 
 MIB = 1 << 20
@@ -248,7 +249,7 @@ attend, plan = (inspect.unwrap(f) for f in (bistoch.delta_attention, bistoch.del
     ({"sink": -1}, ValueError, "sink must be at least 0"),
     ({"stride": 0}, ValueError, "stride must be at least 1"),
     ({"tail": 1.5}, TypeError, "tail must be a whole number"),
-    ({"correction": "gamma"}, ValueError, "correction must be one of 'delta', 'recompute', 'none'"),
+    ({"correction": "gamma"}, ValueError, "correction must be one of 'delta', 'mass', 'recompute'"),
     ({"inner": "sinkhorn"}, ValueError, "inner must be .* one by one.*'sinkhorn' is not"),
     ({"inner": "delta"}, ValueError, "'delta' is not; use inner='softmax'"),
     ({"mask": torch.ones(7, 7, dtype=torch.bool).tril()}, ValueError,
@@ -272,3 +273,121 @@ def test_the_text_of_the_inner_operator_is_checked():
         plan(q, k, inner="sofmax")
     flat = bistoch.delta_plan(q, k, inner="softmax(eps=1e9)", stride=1)
     torch.testing.assert_close(flat[0, 0, 3, :4], torch.full((4,), 0.25, dtype=torch.float64))
+
+
+OPTIONS = [
+    {"window": 1, "sink": 0, "stride": 2},
+    {"window": 3, "sink": 2, "stride": 4, "correction": "recompute", "tail": 3},
+    {"window": 5, "sink": 40, "stride": 3, "tail": 70},
+    {"window": 70, "sink": 13, "correction": "none"},
+    {"window": 64, "sink": 17, "stride": 16, "tail": 100},
+    {"window": 127, "sink": 3, "stride": 500},
+    {"window": 16, "sink": 17, "stride": 1},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("n", [5, 67, 1301])
+def test_kernels_are_the_reference(n, options):
+    q, k, v = (x.requires_grad_() for x in tokens(n, batch=(2,)))
+    bias = torch.randn(2, 1, n, dtype=torch.float64, requires_grad=True)
+    options = {"key_mask": torch.rand(2, n) > 0.1, **options}
+    weights, found = torch.randn(2, n, 3, dtype=torch.float64), []
+    for backend in ("reference", "cpu"):
+        result = bistoch.delta_attention(q, k, v, mask=bias, backend=backend, **options)
+        grads = torch.autograd.grad((result * weights).sum(), (q, k, v, bias))
+        found.append((result, *grads))
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("scale", [0.1, 40.0])
+def test_kernels_are_as_exact_as_the_reference_where_they_run(scale):
+    q, k, v = (x[0, :1] for x in tokens(2503, d=64, e=64))
+    exact = bistoch.delta_attention(scale * q, k, v, backend="reference")
+    single = [x.float() for x in (scale * q, k, v)]
+    errors = [
+        (bistoch.delta_attention(*single, backend=backend) - exact).abs().max()
+        for backend in ("reference", "cpu")
+    ]
+    assert errors[1] <= 2 * errors[0] + 1e-6
+
+
+def test_kernels_read_shared_and_scattered_tokens_where_they_lie():
+    n = 300
+    q = torch.randn(2, n, 6, 16).transpose(1, 2).unflatten(1, (2, 3)).requires_grad_()
+    k, v = (torch.randn(2, n, 2, 1, 16).movedim(1, 3).requires_grad_() for _ in range(2))
+    found = []
+    for tensors in ((q, k, v), (q, *(x.expand(2, 2, 3, n, 16).contiguous() for x in (k, v)))):
+        result = bistoch.delta_attention(*tensors, window=16, sink=2, backend="cpu")
+        found.append((result, *torch.autograd.grad(result.square().sum(), (q, k, v))))
+    torch.testing.assert_close(found[0], found[1])
+
+
+def mass_by_definition(q, k, v, window, sink, stride):
+    """One row after the other."""
+    scores = (q @ k.T / math.sqrt(q.shape[-1])).exp()
+    rows = []
+    for i in range(len(q)):
+        g = i - i % stride
+        kept = [j for j in range(i + 1) if j < sink or i - j < window]
+        far = [j for j in range(g + 1) if j >= sink and g - j >= window]
+        near, missed = scores[i, kept], scores[g, far]
+        row = near @ v[kept] / near.sum()
+        if far:
+            mean_key = missed @ k[far] / missed.sum()
+            mass = missed.sum() * ((q[i] - q[g]) @ mean_key / math.sqrt(q.shape[-1])).exp()
+            share = mass / (mass + near.sum())
+            row = (1 - share) * row + share * (missed @ v[far] / missed.sum())
+        rows.append(row)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize(("window", "sink", "stride"), [(1, 0, 2), (3, 2, 4), (7, 1, 9)])
+def test_every_row_with_its_mass_is_as_defined(window, sink, stride):
+    q, k, v = tokens(31, batch=())
+    options = {"window": window, "sink": sink, "stride": stride}
+    result = bistoch.delta_attention(q, k, v, correction="mass", **options)
+    torch.testing.assert_close(result, mass_by_definition(q, k, v, **options))
+
+
+@pytest.mark.parametrize("tail", [0, 9])
+def test_with_mass_the_plan_is_a_plan(tail):
+    q, k, v = tokens(149, batch=(2,))
+    options = {"key_mask": torch.rand(2, 149) > 0.2, "tail": tail, "correction": "mass"} | SPARSE
+    plan = bistoch.delta_plan(q, k, **options)
+    torch.testing.assert_close(bistoch.delta_attention(q, k, v, **options), plan @ v)
+    torch.testing.assert_close(plan.sum(-1), options["key_mask"].to(plan.dtype))
+    assert (plan >= 0).all()
+    assert not plan.triu(1).any()
+
+
+def test_mass_is_exact_where_rows_leave_out_equal_keys():
+    # whatever the queries are: the log of the mass is linear in them
+    q, k, v = tokens(60, batch=())
+    k[2:], v[2:] = k[2].clone(), v[2].clone()
+    result = bistoch.delta_attention(q, k, v, window=6, sink=2, stride=1, correction="mass")
+    torch.testing.assert_close(result, scaled_dot_product_attention(q, k, v, is_causal=True))
+    # rows of a group leave out a few keys more than its first
+    k[2:], v[2:] = 0, 0
+    share = bistoch.delta_attention(q, k, v, window=6, sink=2, stride=4, correction="mass")
+    delta = bistoch.delta_attention(q, k, v, window=6, sink=2, stride=4)
+    exact = scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert (share - exact).norm() < 0.5 * (delta - exact).norm()
+
+
+def test_the_gradient_with_mass_is_exact():
+    q, k, v = (x.requires_grad_() for x in tokens(17, batch=(1,)))
+    bias = torch.randn(1, 1, 17, dtype=torch.float64, requires_grad=True)
+
+    def attend(q, k, v, bias):
+        return bistoch.delta_attention(q, k, v, mask=bias, correction="mass", tail=2, **SPARSE)
+
+    torch.autograd.gradcheck(attend, (q, k, v, bias))
+
+
+def test_what_has_no_kernel_says_so():
+    q, k, v = tokens(7)
+    with pytest.raises(BackendUnavailableError, match="kernels for softmax rows"):
+        bistoch.delta_attention(q, k, v, inner="sigmoid", backend="cpu")
+    with pytest.raises(ValueError, match=r"only softmax rows.*inner='softmax'"):
+        bistoch.delta_attention(q, k, v, inner="sigmoid", correction="mass")

@@ -21,7 +21,11 @@ CASES = [
         marks=[] if name in EVERY or backend in (None, "auto") else pytest.mark.slow,
     )
     for name, row in OPERATORS.items()
-    for backend in (BACKENDS if "cpu" in row.backends else (None,))
+    for backend in (
+        [one for one in BACKENDS if one == "auto" or one in row.backends]
+        if "cpu" in row.backends
+        else (None,)
+    )
     # a weight is made for one number of tokens
     if name != "mixing"
 ]

@@ -37,7 +37,7 @@ FUNCTIONS = {
         bistoch.elastic_potentials, bistoch.balance, bistoch.gumbel_balance,
         bistoch.balance_potentials, bistoch.log_balance, bistoch.match, bistoch.hard_balance,
         bistoch.prototype_codes,
-        bistoch.causal_elastic_step, bistoch.wasserstein_moments,
+        bistoch.causal_elastic_step, bistoch.delta_step, bistoch.wasserstein_moments,
     )
 }  # fmt: skip
 
@@ -152,6 +152,7 @@ WRONG = {
     "ansatz": CHOICE,
     "pad": CHOICE,
     "correction": CHOICE,
+    "cache": CHOICE,
     "inner": CHOICE | {
         "no call": "softmax(",
         "no such option": "softmax(lam=1.0)",

@@ -158,7 +158,7 @@ OPTIONS: dict[str, Callable[[Draw], str]] = {
     "window": lambda draw: draw.pick("1", "2", "3", "5", "256"),
     "sink": lambda draw: draw.pick("0", "1", "3"),
     "stride": lambda draw: draw.pick("1", "2", "3", "5"),
-    "correction": lambda draw: draw.pick("'delta'", "'recompute'", "'none'"),
+    "correction": lambda draw: draw.pick("'delta'", "'mass'", "'recompute'", "'none'"),
     "tail": lambda draw: draw.pick("0", "1", "4"),
     "inner": lambda draw: draw.pick("'softmax'", "'softmax(eps=0.5)'", "'entmax'"),
     "weight": lambda draw: draw.normal(draw.n, draw.m),
@@ -227,6 +227,13 @@ def operator_call(seed: int) -> Call:
     arguments = draw_tokens(draw, "query", "key", "value")
     arguments |= draw_masks(draw, kind, equal=row.name in EQUAL_PADDING)
     arguments |= draw_options(draw, row.attention)
+    if row.name == "delta":
+        # kernels are for some of its rows
+        plain = arguments.get("inner", "'softmax'").startswith("'softmax")
+        able = plain and arguments.get("correction") != "'mass'"
+        arguments["backend"] = draw.pick("'auto'", "'reference'", "'cpu'" if able else "'auto'")
+        if not plain and arguments.get("correction") == "'mass'":
+            del arguments["inner"]
     if row.name == "monarch":
         # here an iteration makes the form itself
         arguments["iters"] = draw.pick("1", "2", "3")

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import bistoch
+from bistoch.integrations.huggingface import convert
 from bistoch.integrations.huggingface.interface import attend
 from bistoch.integrations.huggingface.swapped import Swapped
 from bistoch.nn.swap.masks import read_masks
@@ -56,3 +57,33 @@ def test_the_scale_of_a_model_is_not_rounded(operator, dtype):
     wanted = attend(swapped, layer, q.float(), k.float(), v.float(), None, scaling=0.3)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other.to(dtype), atol=0, rtol=0)
+
+
+def test_masks_are_derived_once_per_forward(build, monkeypatch):
+    from bistoch.integrations.huggingface import interface
+
+    calls = []
+
+    def counted(*arguments, **options):
+        calls.append(arguments)
+        return read_masks(*arguments, **options)
+
+    monkeypatch.setattr(interface, "read_masks", counted)
+    model = convert(build("llama"), "causal_elastic(block=4)")
+    words, real = torch.randint(3, 101, (2, 9)), torch.ones(2, 9, dtype=torch.long)
+    real[0, :4] = 0
+    for number in (1, 2):
+        with torch.no_grad():
+            model(words, attention_mask=real, use_cache=False)
+        assert len(calls) == number
+
+
+def test_a_mask_that_was_changed_is_read_again(build):
+    model = convert(build("llama"), "causal_elastic(block=4)")
+    words, mask = torch.randint(3, 101, (1, 9)), torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
+    with torch.no_grad():
+        before = model(words, attention_mask=mask, use_cache=False)[0]
+        mask[..., :3] = False
+        mask[..., 0, 0] = True
+        after = model(words, attention_mask=mask, use_cache=False)[0]
+    assert not torch.allclose(before[:, -1], after[:, -1])

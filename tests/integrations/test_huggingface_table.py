@@ -90,14 +90,24 @@ def test_delta_in_a_model_is_the_function(build):
     torch.testing.assert_close(seen["result"], wanted)
 
 
-def test_delta_needs_all_rows_at_once(build):
-    model = convert(build("gpt2"), "delta")
-    words = inputs("gpt2", padded=False)
-    with torch.no_grad():
-        cache = model(**words, use_cache=True).past_key_values
-        with pytest.raises(NotImplementedError, match="generate with use_cache=False"):
-            model(words["input_ids"][:, :1], past_key_values=cache)
-    assert model.generate(**words, max_new_tokens=2, use_cache=False).shape == (3, LENGTH + 2)
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_decoding_goes_on_from_a_delta_prefill(build, name, cache):
+    model, words = build(name).double(), inputs(name, padded=True, left=True)
+    asked = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    expected = model.generate(**words, **asked)
+    # a prefill in which nothing is left out, and all keys after it: the model itself
+    convert(model, "delta(window=40)")
+    assert torch.equal(model.generate(**words, **asked, cache_implementation=cache), expected)
+    # with every row alone, sparse rows after a sparse prefill are those of one call
+    convert(model, "delta(window=3, sink=1, correction='none', decode='sparse')")
+    sparse = model.generate(**words, **asked, cache_implementation=cache)
+    assert torch.equal(model.generate(**words, **asked, use_cache=False), sparse)
+    # layers of the tiny GPT-2 are hardly felt beside its embeddings
+    assert name == "gpt2" or not torch.equal(sparse, expected)
+    convert(model, "delta(window=3, sink=1, correction='none', decode='sparse')", heads=[1])
+    some = model.generate(**words, **asked, cache_implementation=cache)
+    assert torch.equal(model.generate(**words, **asked, use_cache=False), some)
 
 
 def test_padded_keys_of_other_tokens_are_no_padded_queries(build):

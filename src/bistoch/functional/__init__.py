@@ -17,7 +17,9 @@ from bistoch.functional.causal import BACKENDS as CAUSAL_BACKENDS
 from bistoch.functional.causal import CausalState as CausalState
 from bistoch.functional.causal import causal_elastic_attention, causal_elastic_plan
 from bistoch.functional.causal import causal_elastic_step as causal_elastic_step
+from bistoch.functional.delta import BACKENDS as DELTA_BACKENDS
 from bistoch.functional.delta import delta_attention, delta_plan
+from bistoch.functional.delta import delta_step as delta_step
 from bistoch.functional.elastic import BACKENDS as ELASTIC_BACKENDS
 from bistoch.functional.elastic import ConvergenceWarning as ConvergenceWarning
 from bistoch.functional.elastic import Potentials as Potentials
@@ -253,6 +255,7 @@ OPERATORS = MappingProxyType({
         name="delta",
         attention=delta_attention,
         plan=delta_plan,
+        backends=DELTA_BACKENDS,
         nonnegative=False,
         columns="free",
         causal=True,
@@ -366,7 +369,7 @@ __all__ = sorted(
     {
         "OPERATORS", "BackendUnavailableError", "CausalState", "ConvergenceWarning", "Gaussian",
         "Match", "Operator", "PaddingWarning", "Potentials", "balance", "balance_potentials",
-        "causal_elastic_step", "elastic_potentials", "gumbel_balance", "hard_balance",
+        "causal_elastic_step", "delta_step", "elastic_potentials", "gumbel_balance", "hard_balance",
         "log_balance", "match", "prototype_codes", "wasserstein_moments",
     }
     | {part.__name__ for row in OPERATORS.values() for part in (row.attention, row.plan)}

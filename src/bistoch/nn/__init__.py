@@ -5,6 +5,7 @@ from bistoch.nn.block import Block as Block
 from bistoch.nn.build import build_operator as build_operator
 from bistoch.nn.causal import CausalElastic as CausalElastic
 from bistoch.nn.circuits import Quantum as Quantum
+from bistoch.nn.delta import Delta as Delta
 from bistoch.nn.gaussian import GaussianAttention as GaussianAttention
 from bistoch.nn.learned import Mixing as Mixing
 from bistoch.nn.learned import Sink as Sink

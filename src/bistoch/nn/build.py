@@ -8,6 +8,7 @@ from torch import nn
 from bistoch.functional import OPERATORS, Operator, check_options, parse_operator
 from bistoch.nn.causal import CausalElastic
 from bistoch.nn.circuits import Quantum
+from bistoch.nn.delta import Delta
 from bistoch.nn.learned import Mixing, Sink
 from bistoch.nn.operators import Elastic, Hard, OperatorModule, Sinkhorn, Softmax
 from bistoch.nn.pivots import LowRank
@@ -18,6 +19,7 @@ NAMED: dict[str, type[OperatorModule]] = {
     "sinkhorn": Sinkhorn,
     "elastic": Elastic,
     "causal_elastic": CausalElastic,
+    "delta": Delta,
     "hard": Hard,
     "quantum": Quantum,
     "lowrank": LowRank,

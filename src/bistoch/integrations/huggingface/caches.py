@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from bistoch.functional import CausalState
+from bistoch.functional.causal.growing import GrowingState
 
 # the state of a layer of a cache, in that layer
 STATE = "bistoch_state"
@@ -37,7 +38,7 @@ class _Late:
         return self.cache.layers[self.number]
 
 
-def recall(found: _Late, name: str, new: int) -> CausalState | None:
+def recall(found: _Late, name: str, new: int) -> CausalState | GrowingState | None:
     """The state before the new tokens, which the cache holds already; None at the beginning."""
     layer = found.get()
     if getattr(layer, "is_sliding", False):
@@ -45,7 +46,7 @@ def recall(found: _Late, name: str, new: int) -> CausalState | None:
             f"attend: {name} needs all keys, but this cache drops those that leave a window; "
             "generate with use_cache=False, or leave the layer out of the swap"
         )
-    state: CausalState | None = getattr(layer, STATE, None)
+    state: CausalState | GrowingState | None = getattr(layer, STATE, None)
     seen, before = int(layer.get_seq_length()), 0 if state is None else state.length
     if seen != before + new:
         raise ValueError(
@@ -55,7 +56,7 @@ def recall(found: _Late, name: str, new: int) -> CausalState | None:
     return state
 
 
-def remember(found: _Late, state: CausalState) -> None:
+def remember(found: _Late, state: CausalState | GrowingState) -> None:
     """Keep the state in the layer of the cache, so that whatever moves its keys moves it too."""
     layer = found.get()
     if not hasattr(layer, STATE):
@@ -72,7 +73,7 @@ def _remembering(kind: Any) -> Any:
     class Remembering(kind):
         # transformers must not take it for the layer of that name
         _layer_type = None
-        bistoch_state: CausalState | None = None
+        bistoch_state: CausalState | GrowingState | None = None
 
         def reset(self) -> None:
             super().reset()

@@ -4,21 +4,25 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
 
 from bistoch.functional import OPERATORS
+from bistoch.functional.causal.growing import GrowingState
 from bistoch.integrations.huggingface.caches import recall, remember
 from bistoch.integrations.huggingface.layers import hides_the_future, is_cross_attention
 from bistoch.integrations.huggingface.swapped import Swapped
 from bistoch.nn import Softmax, build_operator
 from bistoch.nn.swap.choose import check_scale, refuse_causal
-from bistoch.nn.swap.masks import looks_causal, read_masks
+from bistoch.nn.swap.masks import Masks, looks_causal, once_per_forward, read_masks
 from bistoch.nn.swap.tokens import scale_tokens, share_keys
 
 # the implementation of converted layers, and the name of what `convert` puts into them
 NAME = "bistoch"
+
+NOTHING_HIDDEN = Masks(mask=None, query_mask=None, key_mask=None)
 
 # arguments of some models that change what their attention is
 REFUSED = {
@@ -109,51 +113,91 @@ def attend(
                 f"{swapped.operator!r}: {layer} {what}, which the operators do not know; "
                 "leave this layer out of the swap"
             )
-    # grouped queries: several query heads share the keys and values of one
-    key, value = share_keys(query.shape[1], key, value)
-    dtype = query.dtype
-    query, key, value = scale_tokens(query, key, value, scaling)
-    causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
-    n, m = query.shape[-2], key.shape[-2]
-    independent = swapped.rows_are_independent
-    crosses = swapped.crosses or is_cross_attention(module)
-    masks = read_masks(
-        attention_mask,
-        position_bias,
-        queries=n,
-        keys=m,
-        causal=causal and not swapped.is_causal_alone,
-        hide_queries=not independent and n == m and not crosses,
-        device=query.device,
-    )
-    if crosses and not independent and masks["key_mask"] is not None:
-        # of the queries of another sequence nothing is known, but that they were given
-        masks["query_mask"] = masks["key_mask"].new_ones(1, 1, n)
-    cache = swapped.take_cache()
+    dtype, n, cache = query.dtype, query.shape[-2], swapped.take_cache()
     if cache is not None and swapped.operator.mesh is not None:
         raise NotImplementedError(
             f"attend: {layer} brings a cache, which is not sharded over ranks; call the model with "
             "use_cache=False"
         )
-    if not independent:
-        _check_order(swapped, module, causal or looks_causal(masks), cache is None and n != m, n, m)
-    if cache is None:
-        result = swapped(query, key, value, **masks)
-        make_plan = functools.partial(swapped.plan, query, key, **masks)
-    else:
-        state = recall(cache, swapped.operator.row.name, n)
-        result, after = swapped.step(query, key, value, masks, state)
-        remember(cache, after)
-        make_plan = functools.partial(swapped.step_plan, query, key, masks, state)
-    result = drop(result.to(dtype), dropout, module.training)
     # the configuration of the model, not the copy of a converted layer, is what a user changes
     config = module.config if swapped.config is None else swapped.config
     wanted = output_attentions or getattr(config, "output_attentions", False)
+    state = None if cache is None else recall(cache, swapped.operator.row.name, n)
+    masks = NOTHING_HIDDEN
+    if cache is None or attention_mask is not None or position_bias is not None:
+        causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+        masks = _read(swapped, module, query, key, attention_mask, position_bias, causal, cache)
+    done = None
+    if cache is not None and not wanted:
+        # keys of several query heads stay one, and the state is not copied
+        done = swapped.step_in_place(query, key, value, masks, state, scaling)
+    make_plan: Callable[[], Tensor]
+    if done is not None:
+        result, after = done
+    else:
+        key, value = share_keys(query.shape[1], key, value)
+        query, key, value = scale_tokens(query, key, value, scaling)
+        if cache is None and n != key.shape[-2] and swapped.continues:
+            result = swapped.next_rows(query, key, value, masks)
+            make_plan = functools.partial(_plan_of_next_rows, swapped, query, key, masks)
+        elif cache is None:
+            result = swapped(query, key, value, **masks)
+            make_plan = functools.partial(swapped.plan, query, key, **masks)
+        else:
+            state = state.state if isinstance(state, GrowingState) else state
+            result, after = swapped.step(query, key, value, masks, state)
+            make_plan = functools.partial(swapped.step_plan, query, key, masks, state)
+    if cache is not None:
+        remember(cache, after)
+    result = result.to(dtype)
+    if module.training and dropout:
+        result = drop(result, dropout)
     plan = make_plan().to(dtype) if wanted else None
     if head_mask is not None:
         # a head is scaled by scaling its result, which is its plan times the values
         result = result * head_mask.reshape(-1, query.shape[1], 1, 1)
     return result.transpose(1, 2).contiguous(), plan
+
+
+def _plan_of_next_rows(swapped: Swapped, query: Tensor, key: Tensor, masks: Masks) -> Tensor:
+    unit = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device)
+    return swapped.next_rows(query, key, unit.expand(*key.shape[:-1], -1), masks)
+
+
+def _read(
+    swapped: Swapped, module: nn.Module, query: Tensor, key: Tensor, attention_mask: Tensor | None,
+    position_bias: Tensor | None, causal: bool, cache: Any,
+) -> Masks:  # fmt: skip
+    """What a layer hides, in the words of the operators; layers that are given one mask share it.
+
+    With a cache and no mask there is nothing to read: an operator that goes on from a state hides
+    the future by itself.
+    """
+    n, m = query.shape[-2], key.shape[-2]
+    independent = swapped.rows_are_independent
+    crosses = swapped.crosses or is_cross_attention(module)
+    hides_itself = causal and not swapped.is_causal_alone
+    hide_queries = not independent and n == m and not crosses
+    masks = once_per_forward(
+        attention_mask if position_bias is None else None,
+        id(module),
+        (n, m, hides_itself, hide_queries),
+        lambda: read_masks(
+            attention_mask, position_bias, queries=n, keys=m, causal=hides_itself,
+            hide_queries=hide_queries, device=query.device,
+        ),
+    )  # fmt: skip
+    if crosses and not independent and masks["key_mask"] is not None:
+        # of the queries of another sequence nothing is known, but that they were given
+        real = masks["key_mask"].new_ones(1, 1, n)
+        masks = Masks(mask=masks["mask"], query_mask=real, key_mask=masks["key_mask"])
+    if not independent:
+        ordered = causal or once_per_forward(
+            masks["mask"], id(module), "looks causal", lambda: looks_causal(masks)
+        )
+        lacks_rows = cache is None and n != m and not swapped.continues
+        _check_order(swapped, module, ordered, lacks_rows, n, m)
+    return masks
 
 
 def _register(functions: Mapping[str, Callable[..., Any]]) -> None:

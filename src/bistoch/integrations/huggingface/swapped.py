@@ -8,10 +8,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bistoch.functional import CausalState, softmax_attention, softmax_plan
+from bistoch.functional.causal.growing import GrowingState
 from bistoch.integrations.huggingface.caches import find_cache_layer
 from bistoch.nn import OperatorModule
 from bistoch.nn.over_ranks import attend_over_ranks
-from bistoch.nn.swap.masks import Masks, forget_causal
+from bistoch.nn.swap.masks import Masks, forget_causal, once_per_forward
 
 
 class Swapped(nn.Module):
@@ -70,6 +71,11 @@ class Swapped(nn.Module):
         return cache
 
     @property
+    def continues(self) -> bool:
+        """Whether rows may follow a whole sequence, without a state, from its keys alone."""
+        return hasattr(self.operator, "next_rows")
+
+    @property
     def is_causal_alone(self) -> bool:
         """Whether all heads are causal without a mask that says so."""
         return self.heads is None and self.operator.row.always_causal
@@ -126,6 +132,42 @@ class Swapped(nn.Module):
         others = softmax_attention(q, k, v, **_for_softmax(_of(masks, rest)))
         return self._merge(swapped, others), state
 
+    def step_in_place(
+        self,
+        query: Float[Tensor, "b h n d"],
+        key: Float[Tensor, "b kv m d"],
+        value: Float[Tensor, "b kv m e"],
+        masks: Masks,
+        state: CausalState | GrowingState | None,
+        scale: float | None,
+    ) -> tuple[Float[Tensor, "b h n e"], GrowingState] | None:
+        """As `step`, changing the state; None if the operator has no kernels for this."""
+        operator: Any = self.operator
+        if self.heads is not None or not hasattr(operator, "step_in_place"):
+            return None
+        masks = self._own(masks)
+        if masks["mask"] is not None:
+            return None
+        return operator.step_in_place(
+            query, key, value, state, scale=scale, key_mask=masks["key_mask"]
+        )
+
+    def next_rows(
+        self,
+        query: Float[Tensor, "b h n d"],
+        key: Float[Tensor, "b h m d"],
+        value: Float[Tensor, "b h m e"],
+        masks: Masks,
+    ) -> Float[Tensor, "b h n e"]:
+        """Attend with rows that follow those of a whole sequence."""
+        operator: Any = self.operator
+        allowed = _pairs(masks, query.shape[-2], key.shape[-2], query.device)
+        if self.heads is None:
+            return operator.next_rows(query, key, value, mask=allowed)
+        ours = operator.next_rows(*_heads(self.heads, query, key, value), mask=allowed)
+        others = softmax_attention(*_heads(self._rest(), query, key, value), mask=allowed)
+        return self._merge(ours, others)
+
     def plan(
         self,
         query: Float[Tensor, "b h n d"],
@@ -163,7 +205,11 @@ class Swapped(nn.Module):
 
     def _own(self, masks: Masks) -> Masks:
         """What the operator is told; one that is causal by itself needs no mask that says so."""
-        return forget_causal(masks) if self.operator.row.always_causal else masks
+        if not self.operator.row.always_causal:
+            return masks
+        return once_per_forward(
+            masks["mask"], id(self), "without causal", lambda: forget_causal(masks)
+        )
 
     def _for_ranks(self, masks: Masks, query: Tensor) -> Masks:
         """Masks of the tokens of this rank; the same kind on all ranks, with padding or without."""
@@ -196,6 +242,21 @@ class Swapped(nn.Module):
         order = [*(self.heads or ()), *self._rest()]
         places = sorted(range(self.count), key=order.__getitem__)
         return torch.cat([swapped, others], -3)[..., places, :, :]
+
+
+def _pairs(masks: Masks, n: int, m: int, device: torch.device) -> Tensor | None:
+    """The pairs of new rows and cached keys that are allowed; None if it is all of them."""
+    mask, real = masks["mask"], masks["key_mask"]
+    if mask is None and n > 1:
+        places = torch.arange(m, device=device)
+        mask = (places <= places[m - n :, None])[None, None]
+    if real is None:
+        return mask
+    if mask is None:
+        return real[..., None, :]
+    if mask.dtype != torch.bool:
+        return mask.masked_fill(~real[..., None, :], -torch.inf)
+    return mask & real[..., None, :]
 
 
 def _heads(heads: list[int], *tokens: Tensor) -> Any:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from bistoch.lab.reproduce import (
     causal_lm,
     cooccurrence,
+    delta_lm,
     hubs,
     jigsaw,
     prototypes,
@@ -38,6 +39,7 @@ STUDIES = MappingProxyType({
         sorting.STUDY,
         jigsaw.STUDY,
         cooccurrence.STUDY,
+        delta_lm.STUDY,
     )
 })  # fmt: skip
 

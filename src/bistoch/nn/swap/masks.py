@@ -1,12 +1,18 @@
 """The masks of models in the words of the operators: pairs, biases, and who is padding."""
 
-from typing import TypedDict
+from collections.abc import Callable, Hashable
+from typing import Any, TypedDict, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bistoch.functional._masks import FORBIDDEN
+
+Found = TypeVar("Found")
+
+# where a mask keeps what was derived from it
+KEPT = "_bistoch_derived"
 
 
 class Masks(TypedDict):
@@ -62,6 +68,40 @@ def read_masks(
         return Masks(mask=bias, query_mask=query_mask, key_mask=real)
     mask = allowed if bias is None else torch.where(allowed, bias, -torch.inf)
     return Masks(mask=mask, query_mask=query_mask, key_mask=real)
+
+
+def once_per_forward(
+    tensor: Tensor | None, reader: object, what: Hashable, make: Callable[[], Found]
+) -> Found:
+    """What layers derive from a tensor that they all are given: made by the first of them.
+
+    It is kept with the tensor. A layer that asks again begins another forward, for which it is made
+    anew: whoever made the tensor may have changed it since.
+
+    Args:
+        tensor: a mask; without one nothing is kept.
+        reader: who asks.
+        what: is asked for.
+        make: derives it.
+
+    >>> mask, made = torch.ones(3), []
+    >>> for layer in ("first", "second", "first", "second"):
+    ...     _ = once_per_forward(mask, layer, "sum", lambda: made.append(mask.sum()))
+    >>> len(made)
+    2
+    """
+    if tensor is None or torch.compiler.is_compiling():
+        return make()
+    kept: dict[Hashable, tuple[Any, set]] | None = getattr(tensor, KEPT, None)
+    if kept is None:
+        kept = {}
+        setattr(tensor, KEPT, kept)
+    found, readers = kept.get(what, (None, {reader}))
+    if reader in readers:
+        found, readers = make(), set()
+        kept[what] = found, readers
+    readers.add(reader)
+    return found
 
 
 def looks_causal(masks: Masks) -> bool:

@@ -32,6 +32,7 @@ from bistoch.functional.causal.cpu.job import (
     over_rows,
     rows_of_tile,
     strip_at,
+    tokens_of,
     whole_lanes,
 )
 from bistoch.functional.causal.cpu.rows import close_row, differentiate_rows, plan_again
@@ -129,7 +130,8 @@ def backward_tile(job, index, space, worker, first, last, like):
     write_scores(job, index, space, first, last, like)
     if e:
         matmul(
-            job.gemm, TRANSPOSED, PLAIN, last, rows, e, one, job.value_at + values * e, e,
+            job.gemm, TRANSPOSED, PLAIN, last, rows, e, one,
+            tokens_of(job.value_at, job.batch, index), job.value_row,
             job.output_grad_at + place * e, e, zero, grad, stride,
         )  # fmt: skip
     else:
@@ -148,12 +150,14 @@ def backward_tile(job, index, space, worker, first, last, like):
     sharpness = vector(job.sharpness_at, job.batch, like)[index]
     if d:
         matmul(
-            job.gemm, PLAIN, PLAIN, d, rows, last, one, job.key_at + values * d, d, grad, stride,
+            job.gemm, PLAIN, PLAIN, d, rows, last, one,
+            tokens_of(job.key_at, job.batch, index), job.key_row, grad, stride,
             zero, job.query_grad_at + place * d, d,
         )  # fmt: skip
         matmul(
-            job.gemm, PLAIN, TRANSPOSED, d, last, rows, sharpness, job.query_at + place * d, d,
-            grad, stride, one, job.key_grad_at + values * d, d,
+            job.gemm, PLAIN, TRANSPOSED, d, last, rows, sharpness,
+            tokens_of(job.query_at, job.batch, index) + first * job.query_row * size,
+            job.query_row, grad, stride, one, job.key_grad_at + values * d, d,
         )  # fmt: skip
         sharpen(job, index, first, last, sharpness, like)
     if e:
@@ -218,12 +222,13 @@ def backward_rows(job, index, space, first, start, end, width, like):
 @jit
 def sharpen(job, index, first, last, sharpness, like):
     """The gradient of the queries came without the sharpness, whose own is their product."""
-    query = of_head(job.query_at, index, job.n, job.d, like)
+    query = tokens_of(job.query_at, job.batch, index)
     grad = of_head(job.query_grad_at, index, job.n, job.d, like)
     found = like(0)
     for i in range(first, last):
+        row = vector(query + i * job.query_row * size_of(like), job.d, like)
         for c in range(job.d):
-            found += query[i, c] * grad[i, c]
+            found += row[c] * grad[i, c]
             grad[i, c] *= sharpness
     vector(job.sharpness_grad_at, job.batch, like)[index] += found
 

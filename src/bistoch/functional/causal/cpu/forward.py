@@ -18,6 +18,7 @@ from bistoch.functional.causal.cpu.job import (
     over_keys,
     rows_of_tile,
     strip_at,
+    tokens_of,
     whole_lanes,
 )
 from bistoch.functional.causal.cpu.rows import add_rows, close_row, soften
@@ -30,6 +31,7 @@ from bistoch.functional.kernels.runtime import (
     TRANSPOSED,
     jit,
     kind_of,
+    logarithm,
     matmul,
     size_of,
     take_next,
@@ -61,9 +63,34 @@ def attend_head(job, index, space, like):
             own = shift[first:last], factor[first:last]
             read_tile(job, index, space, first, last, own[0], own[1], 1, like)
             weigh_values(job, index, space, first, last, factor, output, like)
+    if job.state_at:
+        leave_state(job, index, space, like)
     shift[length:] = like(0)
     factor[length:] = like(0)
     output[length:] = like(0)
+
+
+@jit
+def leave_state(job, index, space, like):
+    """The account after the last row, for decoding that goes on from there."""
+    length, size = length_of(job, index), size_of(like)
+    bias, sums = over_keys(job, space, BIAS, like), over_keys(job, space, SUM, like)
+    received, wanted = over_keys(job, space, RECEIVED, like), over_keys(job, space, WANTED, like)
+    begun = (length - 1) // job.block * job.block
+    # new keys begin at the level of the block before, and have received nothing since
+    level = logarithm(prior_of(job, like)) - received[begun]
+    receive(received, sums, bias, length, like)
+    harmonic_share(job, length, wanted, like)
+    if length % job.block == 0:
+        level, _ = level_of(received[begun:length], wanted[begun:length], like)
+        level = min(level, like(0))
+        weigh(received, wanted, vector(job.lam_at, job.batch, like)[index], bias, length, like)
+    vector(job.level_at, job.batch, like)[index] = level
+    for which in range(3):
+        at = job.state_at + (which * job.state_step + index * job.state_row) * size
+        kept, source = vector(at, length, like), over_keys(job, space, which, like)
+        for j in range(length):
+            kept[j] = source[j]
 
 
 @jit
@@ -131,13 +158,14 @@ def read_tile(job, index, space, first, last, shift, factor, strips, like):
 @jit
 def write_scores(job, index, space, first, last, like):
     """The scores of some rows with all keys up to the last of them."""
-    n, d, size, strip = job.n, job.d, size_of(like), strip_at(job, space, 0, like)
+    d, size, strip = job.d, size_of(like), strip_at(job, space, 0, like)
     if d:
         sharpness = vector(job.sharpness_at, job.batch, like)[index]
         matmul(
             job.gemm, TRANSPOSED, PLAIN, last, last - first, d, sharpness,
-            job.key_at + index * n * d * size, d,
-            job.query_at + (index * n + first) * d * size, d, like(0), strip, job.stride,
+            tokens_of(job.key_at, job.batch, index), job.key_row,
+            tokens_of(job.query_at, job.batch, index) + first * job.query_row * size,
+            job.query_row, like(0), strip, job.stride,
         )  # fmt: skip
     else:
         vector(strip, (last - first) * job.stride, like)[:] = like(0)
@@ -207,12 +235,13 @@ def harmonic_share(job, stop, wanted, like):
 @jit
 def weigh_values(job, index, space, first, last, factor, output, like):
     """The product of a strip with the values, rows divided by their sums."""
-    e, size = job.e, size_of(like)
+    e = job.e
     if not e:
         return
     matmul(
         job.gemm, PLAIN, PLAIN, e, last - first, last, like(1),
-        job.value_at + index * job.n * e * size, e, strip_at(job, space, 0, like), job.stride,
+        tokens_of(job.value_at, job.batch, index), job.value_row,
+        strip_at(job, space, 0, like), job.stride,
         like(0), row_at(output, first), e,
     )  # fmt: skip
     for i in range(first, last):

@@ -13,16 +13,19 @@ from bistoch.functional.kernels.array import vector
 from bistoch.functional.kernels.runtime import address_of, jit, size_of
 from bistoch.functional.kernels.vector import lanes_of
 
-# the numbers of a job in their order; names ending in _at are addresses
+# the numbers of a job in their order; names ending in _at are addresses, those of tokens being
+# tables with one address for every head, and names ending in _row steps between rows
 FIELDS = (
     "next_head", "next_worker", "gemm", "batch", "n", "d", "e",
     "block", "tile", "tiles", "span", "stride", "workspace_stride",
-    "query_at", "key_at", "value_at", "sharpness_at", "lam_at", "prior_at", "harmonic_at",
+    "query_at", "query_row", "key_at", "key_row", "value_at", "value_row",
+    "sharpness_at", "lam_at", "prior_at", "harmonic_at",
     "mask_at", "mask_kind", "mask_index_at", "mask_stride", "mask_row_stride",
     "mask_column_stride", "length_at",
     "output_at", "shift_at", "factor_at", "history_at", "history_stride",
     "output_grad_at", "query_grad_at", "key_grad_at", "value_grad_at", "sharpness_grad_at",
     "lam_grad_at", "mask_grad_at", "mask_grad_size", "workspace_at",
+    "state_at", "state_step", "state_row", "level_at",
 )  # fmt: skip
 JOB = from_dtype(np.dtype([(name, np.int64) for name in FIELDS]))
 
@@ -95,6 +98,12 @@ def _job_at(typing, address):
 def open_job(pointer):
     """The numbers of a job by name."""
     return _job_at(address_of(pointer))
+
+
+@jit
+def tokens_of(table, batch, index):
+    """Where the tokens of a head begin: heads may share them."""
+    return vector(table, batch, np.int64)[index]
 
 
 @jit

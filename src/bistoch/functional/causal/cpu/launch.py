@@ -3,6 +3,7 @@
 Numba is imported, and the kernels are compiled or read from its cache, at the first call.
 """
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -12,14 +13,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bistoch.functional.kernels import kernel_module
+from bistoch.functional.kernels.address import addresses, readable_rows, row_step
 
 
 class Inputs(NamedTuple):
     """What the kernels work on; real tokens come first, as many as the length says."""
 
-    query: Float[Tensor, "B n d"]
-    key: Float[Tensor, "B n d"]
-    value: Float[Tensor, "B n e"]
+    # for inference alone, tokens may have several leading axes, which broadcast
+    query: Float[Tensor, "*#b n d"]
+    key: Float[Tensor, "*#b n d"]
+    value: Float[Tensor, "*#b n e"]
     mask: Tensor | None
     mask_index: Int[Tensor, "B"] | None
     length: Int[Tensor, "B"] | None
@@ -84,6 +87,29 @@ def forward(inputs: Inputs, prior: float, block: int, keep: bool) -> tuple[Tenso
     return output, kept
 
 
+def forward_with_state(
+    inputs: Inputs, prior: float, block: int, columns: Tensor, level: Tensor
+) -> Float[Tensor, "*b n e"]:
+    """The result without a backward; bias, received and wanted of every key are put in columns.
+
+    Args:
+        inputs: tokens without a mask, in any layout; heads may share keys and values.
+        prior, block: of the rule.
+        columns: (3, *b, capacity), contiguous.
+        level: (*b), contiguous.
+    """
+    query = inputs.query
+    output = query.new_empty(*query.shape[:-1], inputs.value.shape[-1])
+    shift, factor = query.new_empty(query.shape[:-1]), query.new_empty(query.shape[:-1])
+    arrays = {"output": output, "shift": shift, "factor": factor, "level": level}
+    more = {
+        "state_at": columns.data_ptr(), "state_step": columns.stride(0),
+        "state_row": columns.shape[-1],
+    }  # fmt: skip
+    _run(inputs, prior, block, arrays, backward=False, more=more)
+    return output
+
+
 def backward(
     output_grad: Tensor, inputs: Inputs, kept: Kept, prior: float, block: int, mask_too: bool
 ) -> Inputs:
@@ -109,7 +135,7 @@ def _zeros_like(tensor: Tensor) -> Tensor:
 
 def _layout_of(inputs: Inputs, block: int, is_backward: bool) -> Layout:
     columns = 1 if inputs.mask is None else 2
-    n, size = inputs.query.shape[1], inputs.query.element_size()
+    n, size = inputs.query.shape[-2], inputs.query.element_size()
     return _layout(n, block, size, columns, is_backward)
 
 
@@ -118,10 +144,12 @@ def _workers(batch: int) -> int:
 
 
 def _run(
-    inputs: Inputs, prior: float, block: int, arrays: dict[str, Tensor], *, backward: bool
-) -> None:
+    inputs: Inputs, prior: float, block: int, arrays: dict[str, Tensor], *, backward: bool,
+    more: dict[str, int] | None = None,
+) -> None:  # fmt: skip
     """Describe the work as a job of numbers and addresses, and let the kernels do it."""
-    (batch, n, d), e, dtype = inputs.query.shape, inputs.value.shape[2], inputs.query.dtype
+    (*shape, n, d), e, dtype = inputs.query.shape, inputs.value.shape[-1], inputs.query.dtype
+    shape, batch = torch.Size(shape), math.prod(shape)
     if not batch * n:
         return
     runtime, job = kernel_module("kernels.runtime"), kernel_module("causal.cpu.job")
@@ -131,10 +159,15 @@ def _run(
     named["prior"] = torch.full((1,), prior, dtype=dtype)
     named["workspace"] = torch.empty(workers * layout.workspace_stride, dtype=dtype)
     # kept by name until the kernels are done: contiguous copies must outlive their addresses
+    tokens = {name: readable_rows(named.pop(name)) for name in ("query", "key", "value")}
+    tables = {name: addresses(tensor, shape) for name, tensor in tokens.items()}
     kept = {name: tensor.contiguous() for name, tensor in named.items()}
     counters = np.zeros(2, np.int64)
     fields = layout._asdict() | _mask_layout(inputs.mask)
     fields |= {f"{name}_at": tensor.data_ptr() for name, tensor in kept.items()}
+    fields |= {f"{name}_at": table.ctypes.data for name, table in tables.items()}
+    fields |= {f"{name}_row": row_step(tensor) for name, tensor in tokens.items()}
+    fields |= more or {}
     fields |= {
         "next_head": counters.ctypes.data, "next_worker": counters.ctypes.data + 8,
         "gemm": runtime.gemm_address(dtype), "batch": batch, "n": n, "d": d, "e": e,
