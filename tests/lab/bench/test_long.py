@@ -34,6 +34,11 @@ def test_the_expected_result_of_copies_is_exact(tmp_path):
     errors = check_results(right, (output.detach(), *grads)).errors
     assert len(errors) == 4
     assert max(errors.values()) < 1e-13
+    case = Case("n=96", "attention", (1, 1, 96, 4), "random", 32)
+    query, key, value = (x.double() for x in case.inputs())
+    output = bistoch.elastic_attention(query, key, value, coarse=16, backend="reference")
+    right = expected.get(case, "elastic coarse", Setting(), "forward")
+    assert max(check_results(right, (output,)).errors.values()) < 1e-13
 
 
 def test_long_plans_are_those_of_the_operator_itself(tmp_path, monkeypatch):
@@ -75,7 +80,7 @@ def test_softmax_beyond_the_limit_is_extrapolated_and_marked(tmp_path, capsys):
         assert cell["status"] == "extrapolated"
         assert cell["seconds"] == pytest.approx(1e-7 * 65536**2)
         assert cell["reason"] == "extrapolated from n=1024 by the number of pairs"
-    for name in ("monarch", "elastic_monarch", "lowrank", "delta", "elastic"):
+    for name in ("monarch", "elastic_monarch", "lowrank", "delta", "elastic", "elastic coarse=16"):
         assert not cells[name, 1024]["baseline_extrapolated"]
         assert cells[name, 65536]["baseline_extrapolated"]
         assert cells[name, 65536]["ratio"] == pytest.approx(1e-3)

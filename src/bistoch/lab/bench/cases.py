@@ -16,6 +16,8 @@ Direction = Literal["forward", "forward+backward"]
 SEED = 0
 # tokens of a long sequence that differ; longer ones repeat them
 DISTINCT = 8192
+# of a contender that balances from a sample first, every how manyth query; it divides the above
+COARSE = 16
 # the standard deviation of peaked scores, and how much more every query likes the sink key
 PEAKED_STD, SINK = 4.0, 8.0
 # of a heat step: the temperature, by the cloud

@@ -15,7 +15,7 @@ from bistoch.functional import (
     causal_elastic_attention,
     elastic_attention,
 )
-from bistoch.lab.bench.cases import Direction, Scores, Setting
+from bistoch.lab.bench.cases import COARSE, Direction, Scores, Setting
 
 SDPA, CAUSAL_SDPA, LOOP = "sdpa", "causal sdpa", "plain loop"
 # the largest error of a result of a long sequence, as a share of its largest entry
@@ -84,7 +84,7 @@ class Contender:
     @property
     def takes_setting(self) -> bool:
         """Whether elasticity and iterations are asked of it."""
-        return self.expected in ("elastic", "limit", "balance", "heat")
+        return self.expected in ("elastic", "elastic coarse", "limit", "balance", "heat")
 
 
 def torch_calls(function: Callable[..., Tensor], task: Task) -> Calls:
@@ -180,8 +180,14 @@ def long_contenders() -> dict[str, Contender]:
         for name in structured
     ]
     softmax = Contender(SDPA, _call(scaled_dot_product_attention), "softmax", tolerance=LONG_ERROR)
-    elastic = Contender("elastic", _elastic, "elastic", tolerance=LONG_ERROR)
-    return _by_name(softmax, *rows, elastic)
+    elastic = [
+        Contender("elastic", _elastic, "elastic", tolerance=LONG_ERROR),
+        Contender(
+            f"elastic coarse={COARSE}", partial(_elastic, coarse=COARSE), "elastic coarse",
+            tolerance=LONG_ERROR,
+        ),
+    ]  # fmt: skip
+    return _by_name(softmax, *rows, *elastic)
 
 
 def long_causal_contenders() -> dict[str, Contender]:
@@ -198,9 +204,9 @@ def long_causal_contenders() -> dict[str, Contender]:
     )
 
 
-def _elastic(task: Task) -> Calls:
+def _elastic(task: Task, coarse: int | None = None) -> Calls:
     lam, iters = task.setting.lam, task.setting.iters
-    return torch_calls(partial(elastic_attention, lam=lam, iters=iters), task)
+    return torch_calls(partial(elastic_attention, lam=lam, iters=iters, coarse=coarse), task)
 
 
 def _by_name(*rows: Contender) -> dict[str, Contender]:

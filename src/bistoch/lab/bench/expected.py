@@ -19,7 +19,7 @@ from bistoch.functional import (
     causal_elastic_attention,
     elastic_attention,
 )
-from bistoch.lab.bench.cases import EPS, Case, Direction, Setting
+from bistoch.lab.bench.cases import COARSE, EPS, Case, Direction, Setting
 from bistoch.lab.files import write_whole
 
 # the largest error of an output or a gradient, as a share of the largest expected entry
@@ -39,7 +39,7 @@ PLAN, ITSELF = " plan", " itself"
 # tokens on which a way to the expected result is verified that keeps no matrices
 SHORT = 512
 # what copies of all tokens do not change
-REPEATABLE = ("softmax", "elastic")
+REPEATABLE = ("softmax", "elastic", "elastic coarse")
 NAMES = ("output", "query gradient", "key gradient", "value gradient")
 
 
@@ -177,6 +177,8 @@ def _compute(name: str, inputs: Sequence[Tensor], setting: Setting, backend: str
     elif name.startswith("causal "):
         lam = 0.0 if name == "causal softmax" else 1.0
         return causal_elastic_attention(*inputs, lam=lam, backend=backend)
+    elif name == "elastic coarse":
+        return elastic_attention(*inputs, lam=lam, iters=iters, coarse=COARSE, backend=backend)
     elif name != "elastic":
         if backend == ITSELF:
             return _operator(name).attention(*inputs)
