@@ -161,7 +161,7 @@ def measure(
         cell.baseline = baseline.contender
         if cell.status == "measured" and not least:
             cell.status, cell.reason = "failed", f"nothing to compare with: {baseline.reason}"
-        elif cell.samples:
+        elif cell.samples and least:
             cell.seconds, cell.baseline_seconds = min(cell.samples), least
             cell.ratio = cell.seconds / least
             cell.baseline_extrapolated = known is not None

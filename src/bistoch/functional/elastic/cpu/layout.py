@@ -9,6 +9,9 @@ import torch
 from bistoch.functional._nonfinite import largest_score
 from bistoch.functional.kernels import kernel_module
 
+# rows whose distance is a multiple of this share sets of the first-level cache
+SET_BYTES = 2048
+
 
 class Layout(NamedTuple):
     """How the work on a batch of heads is shared out, and how large its pieces are."""
@@ -44,6 +47,9 @@ def _layout(
     block = max(64, min(256, block_bytes // max(m * size, 1)) // 8 * 8)
     block = max(1, min(block, n) if n <= 128 else block)
     stride = head.padded(m, size)
+    if stride * size % SET_BYTES == 0:
+        # else the same place of eight rows would lie in one set of the first-level cache
+        stride += head.padded(1, size)
     # without an iteration, a row is used once
     stored = n if iters or backward else min(n, block * slots)
 
