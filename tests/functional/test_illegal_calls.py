@@ -119,6 +119,7 @@ WRONG = {
     "stride": count(-1, 0) | NOTHING,
     "tail": count(-1) | NOTHING,
     "rank": count(-1, 0),
+    "coarse": count(-1, 0),
     "layers": count(-1) | NOTHING,
     "ancilla": count(-1) | NOTHING,
     "qubits": count(-1, 2),

@@ -107,7 +107,7 @@ ILLEGAL: dict[str, tuple[str, ...]] = {
     **{"logit": OPTION, "shift": given(OPTION)},
     **dict.fromkeys(("iters", "window", "sink", "tail", "layers", "ancilla"), COUNT),
     **dict.fromkeys(("updates", "stride"), (*COUNT, "0")),
-    **dict.fromkeys(("block", "shots", "rank"), given(COUNT, "0")),
+    **dict.fromkeys(("block", "shots", "rank", "coarse"), given(COUNT, "0")),
     "qubits": given(COUNT, "2"),
     "tol": given(POSITIVE),
     **dict.fromkeys(("prior", "ridge"), POSITIVE),

@@ -154,6 +154,8 @@ OPTIONS: dict[str, Callable[[Draw], str]] = {
     "pad": lambda draw: draw.pick("'post'", "'pre'"),
     "pivots": lambda draw: draw.normal(3, draw.d),
     "rank": lambda draw: "3",
+    # a sample depends on the order of the queries, which promises here do not
+    "coarse": lambda draw: draw.pick("None", "1"),
     "pivot_mass": lambda draw: draw.positive(3),
     "window": lambda draw: draw.pick("1", "2", "3", "5", "256"),
     "sink": lambda draw: draw.pick("0", "1", "3"),

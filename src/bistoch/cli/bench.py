@@ -21,6 +21,9 @@ Rounds = Annotated[
 Operators = Annotated[bool, option("Time every operator with its default options.", "--operators")]
 Causal = Annotated[bool, option("Time causal balance against causal softmax.", "--causal")]
 Flows = Annotated[bool, option("Time a step of a heat flow against other libraries.", "--flows")]
+Long = Annotated[
+    bool, option("Time what is meant for long sequences, to n = 65536, with memory.", "--long")
+]
 CompileTable = Annotated[
     bool,
     option("Compile the GPU kernels for GPUs that are not here, time nothing.", "--compile-table"),
@@ -42,6 +45,7 @@ def bench(
     operators: Operators = False,
     causal: Causal = False,
     flows: Flows = False,
+    long: Long = False,
     device: Device = "cpu",
     compile_table: CompileTable = False,
     out: Out = Path("bench-results"),
@@ -61,7 +65,7 @@ def bench(
     options = Options(
         n=tuple(n or ()), heads=heads, dim=dim, lam=lam, iters=iters, threads=threads,
         rounds=rounds, backward=backward, quick=quick, operators=operators, causal=causal,
-        flows=flows, device=device,
+        flows=flows, long=long, device=device,
     )  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
     run_bench(options, out, Console())

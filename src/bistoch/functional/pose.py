@@ -48,6 +48,8 @@ class BalanceOptions(NamedTuple):
     start: Tensor | None = None
     # who has the other queries; None if all are here
     shards: Shards | None = None
+    # from every how manyth query all iterations but the last are made; None for all queries
+    coarse: int | None = None
 
     def moves_columns(self) -> bool:
         """Whether columns are weighed against each other, so that rows depend on each other."""
@@ -161,6 +163,8 @@ def check_balance(
     if options.omega is not None:
         inputs.check_omega(operator, options.omega, batch, device)
     inputs.check_count(operator, "iters", options.iters)
+    if options.coarse is not None:
+        inputs.check_count(operator, "coarse", options.coarse, least=1)
     inputs.check_tol(operator, options.tol)
     return row_mass, counts
 

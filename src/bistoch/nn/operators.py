@@ -256,7 +256,7 @@ class Elastic(LamModule):
     Args:
         lam: elasticity in [0, 1], by default 1. With `learn="head"` the value to start from, by
             default 0: a new layer is exact softmax, and balances its columns as far as that helps.
-        eps, omega, iters, tol, scale, backend: as for `bistoch.elastic_attention`.
+        eps, omega, iters, tol, coarse, scale, backend: as for `bistoch.elastic_attention`.
         learn: "none", or "head" for a parameter `lam` with one entry per head. It is used clamped
             to [0, 1]; at an end it receives the gradient only if that leads back inside.
         heads: how many heads there are, for `learn="head"`; tokens are then (..., heads, n, d).
@@ -281,10 +281,11 @@ class Elastic(LamModule):
         backend: str = "auto",
         learn: Literal["none", "head"] = "none",
         heads: int | None = None,
+        coarse: int | None = None,
     ) -> None:
         super().__init__(
             OPERATORS["elastic"], lam, learn, heads,
-            eps=eps, omega=omega, iters=iters, tol=tol, scale=scale, backend=backend,
+            eps=eps, omega=omega, iters=iters, tol=tol, coarse=coarse, scale=scale, backend=backend,
         )  # fmt: skip
 
 

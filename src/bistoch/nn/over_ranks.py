@@ -37,6 +37,12 @@ def attend_over_ranks(
     """
     from bistoch.distributed import rank_group
 
+    if options.get("coarse") is not None:
+        raise NotImplementedError(
+            f"{name}: coarse must be None with a mesh, but it is {options['coarse']}: a sample of "
+            "the queries would have to be gathered from all ranks; leave coarse out"
+        )
+    options = {option: x for option, x in options.items() if option != "coarse"}
     attend, fixed = _function(name)
     ranks = rank_group(f"{name}_attention", mesh=mesh)
     shared = {

@@ -7,6 +7,7 @@ from torch import Tensor
 from bistoch.functional import inputs
 from bistoch.functional.elastic.backends import choose
 from bistoch.functional.elastic.broken import cleaned, prepared, shown, shown_plan
+from bistoch.functional.elastic.coarse import split, started
 from bistoch.functional.elastic.potentials import Potentials as Potentials
 from bistoch.functional.elastic.potentials import as_potentials as as_potentials
 from bistoch.functional.elastic.scores import pose_given
@@ -16,6 +17,7 @@ from bistoch.functional.precision import full_precision
 from bistoch.functional.problem import (
     Balance,
     Problem,
+    Scores,
     Solution,
     Steps,
     no_values,
@@ -38,6 +40,7 @@ def elastic_attention(
     omega: Option | None = None,
     iters: int = 10,
     tol: float | None = None,
+    coarse: int | None = None,
     mask: Mask | None = None,
     query_mask: Bool[Tensor, "..."] | None = None,
     key_mask: Bool[Tensor, "..."] | None = None,
@@ -61,6 +64,9 @@ def elastic_attention(
         iters: iterations, each one row and one column step.
         tol: stop each problem once its column error is at most this; a warning says when `iters`
             did not reach it.
+        coarse: for long inputs, take all iterations but the last on every `coarse`-th real query,
+            and only the last on all of them; with a `tol`, as many as it takes on both. By default
+            all iterations are taken on all queries.
         mask: boolean (True = may attend) or a float bias added to the scores. A bias that is 5000
             or more below the highest of its row, after all that scores could make up for, forbids
             the pair, like minus infinity.
@@ -81,7 +87,7 @@ def elastic_attention(
     Reference: Chizat, Peyre, Schmitzer, Vialard, Scaling algorithms for unbalanced transport, 2016.
     """
     pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
-    balance = BalanceOptions(lam, omega, iters, tol, column_mass)
+    balance = BalanceOptions(lam, omega, iters, tol, column_mass, coarse=coarse)
     return attend("elastic_attention", query, key, value, pairs, balance, backend)
 
 
@@ -95,6 +101,7 @@ def elastic_plan(
     omega: Option | None = None,
     iters: int = 10,
     tol: float | None = None,
+    coarse: int | None = None,
     mask: Mask | None = None,
     query_mask: Bool[Tensor, "..."] | None = None,
     key_mask: Bool[Tensor, "..."] | None = None,
@@ -115,7 +122,7 @@ def elastic_plan(
     [True, True]
     """
     pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
-    balance = BalanceOptions(lam, omega, iters, tol, column_mass)
+    balance = BalanceOptions(lam, omega, iters, tol, column_mass, coarse=coarse)
     return make_plan("elastic_plan", query, key, pairs, balance, backend)
 
 
@@ -129,6 +136,7 @@ def elastic_potentials(
     omega: Option | None = None,
     iters: int = 10,
     tol: float | None = None,
+    coarse: int | None = None,
     mask: Mask | None = None,
     query_mask: Bool[Tensor, "..."] | None = None,
     key_mask: Bool[Tensor, "..."] | None = None,
@@ -160,10 +168,14 @@ def elastic_potentials(
     """
     operator = "elastic_potentials"
     pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
-    balance = BalanceOptions(lam, omega, iters, tol, column_mass, row_mass, start)
+    balance = BalanceOptions(lam, omega, iters, tol, column_mass, row_mass, start, coarse=coarse)
     batch = inputs.check_tokens(operator, query, key)
     problem = pose(operator, batch, query, key, pairs, balance)
-    return find_potentials(operator, problem, batch, mask, backend)
+    problem, before = from_sample(operator, problem, coarse, backend)
+    found = find_potentials(operator, problem, batch, mask, backend)
+    if before is None:
+        return found
+    return found._replace(iterations=found.iterations + before.reshape(batch))
 
 
 def find_potentials(
@@ -300,6 +312,8 @@ def attend(
     """Check, pose, solve: the result of a member of the family that calls itself `operator`."""
     batch = inputs.check_tokens(operator, query, key, value)
     problem = pose(operator, batch, query, key, pairs, balance)
+    if balance.coarse is not None:
+        problem, _ = from_sample(operator, problem, balance.coarse, backend)
     values = flatten(value, batch)
     chosen = choose(operator, problem.scores, backend, values.shape[2])
     # as in `solve`, which would be one more frame above every kernel
@@ -320,12 +334,25 @@ def make_plan(
     """The plan of a member of the family that calls itself `operator`."""
     batch = inputs.check_tokens(operator, query, key)
     problem = pose(operator, batch, query, key, pairs, balance)
+    problem, _ = from_sample(operator, problem, balance.coarse, backend)
     chosen = choose(operator, problem.scores, backend)
     clean, _, broken = cleaned(problem, None)
     found = chosen.solve(clean, no_values(problem.scores))
     plan = shown_plan(clean, found, broken)
     warn_if_far(operator, problem.balance, found.error)
     return plan.reshape(*batch, *plan.shape[1:]).to(query.dtype)
+
+
+def from_sample(
+    operator: str, problem: Problem[Scores], coarse: int | None, backend: str
+) -> tuple[Problem[Scores], Tensor | None]:
+    """The problem that starts from a sample of its queries, and the iterations on the sample."""
+    parts = None if coarse is None else split(problem, coarse)
+    if parts is None:
+        return problem, None
+    sample, last = parts
+    found = solve(operator, sample, no_values(sample.scores), backend)
+    return started(last, found.column), found.iterations
 
 
 def solve(operator: str, problem: Problem, value: Tensor, backend: str) -> Solution:

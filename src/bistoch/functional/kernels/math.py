@@ -95,6 +95,19 @@ def logarithms(typing, x):
     return x(x), generate
 
 
+@intrinsic
+def square_roots(typing, x):
+    """The square root of every place."""
+
+    def generate(context, builder, signature, arguments):
+        bits = x.scalar.bitwidth
+        kind = context.get_value_type(x)
+        root = _declare(builder, kind, f"llvm.sqrt.v{x.lanes}f{bits}", 1)
+        return builder.call(root, arguments)
+
+    return x(x), generate
+
+
 def _declare(builder, kind, name: str, arguments: int):
     """One of the compiler's own functions, for vectors."""
     function = ir.FunctionType(kind, [kind] * arguments)

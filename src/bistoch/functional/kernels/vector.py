@@ -58,6 +58,36 @@ def store(typing, address, vector):
 
 
 @intrinsic
+def load_bytes(typing, address, like):
+    """As many bytes without sign at an address, as floats."""
+    kind = _KINDS[like.dtype]
+
+    def generate(context, builder, signature, arguments):
+        small = ir.VectorType(ir.IntType(8), kind.lanes)
+        pointer = builder.inttoptr(arguments[0], small.as_pointer())
+        whole = ir.VectorType(ir.IntType(32), kind.lanes)
+        return builder.sitofp(
+            builder.zext(builder.load(pointer, align=1), whole), context.get_value_type(kind)
+        )
+
+    return kind(types.int64, like), generate
+
+
+@intrinsic
+def store_bytes(typing, address, vector):
+    """Put floats of [0, 256) at an address as bytes, without their fractions."""
+
+    def generate(context, builder, signature, arguments):
+        whole = ir.VectorType(ir.IntType(32), vector.lanes)
+        small = ir.VectorType(ir.IntType(8), vector.lanes)
+        pointer = builder.inttoptr(arguments[0], small.as_pointer())
+        builder.store(builder.trunc(builder.fptosi(arguments[1], whole), small), pointer, align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, vector), generate
+
+
+@intrinsic
 def spread(typing, number):
     """One float in all places."""
     kind = _KINDS[number]
@@ -152,6 +182,19 @@ def largest(typing, vector):
         return fold(builder, vector, *arguments, join)
 
     return vector.scalar(vector), generate
+
+
+@intrinsic
+def spaced(typing, like):
+    """Numbers that divide [0, 1) evenly, one for each place, near places far apart."""
+    kind = _KINDS[like.dtype]
+    bits = kind.lanes.bit_length() - 1
+    turned = [int(f"{lane:0{bits}b}"[::-1], 2) / kind.lanes for lane in range(kind.lanes)]
+
+    def generate(context, builder, signature, arguments):
+        return ir.Constant(context.get_value_type(kind), turned)
+
+    return kind(like), generate
 
 
 @intrinsic

@@ -1,7 +1,7 @@
 """What is computed: shapes, scores and options, and tensors made from them by a fixed seed."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -14,6 +14,10 @@ Scores = Literal["random", "peaked", "line", "plane", "pixels"]
 Direction = Literal["forward", "forward+backward"]
 
 SEED = 0
+# tokens of a long sequence that differ; longer ones repeat them
+DISTINCT = 8192
+# of a contender that balances from a sample first, every how manyth query; it divides the above
+COARSE = 16
 # the standard deviation of peaked scores, and how much more every query likes the sink key
 PEAKED_STD, SINK = 4.0, 8.0
 # of a heat step: the temperature, by the cloud
@@ -57,6 +61,8 @@ class Case:
     task: Task
     shape: tuple[int, ...]
     scores: Scores
+    # how many tokens differ: the others repeat them in their order; None if all do
+    distinct: int | None = None
 
     @property
     def n(self) -> int:
@@ -77,10 +83,10 @@ class Case:
             # squared distances over eps are huge on the line, where float32 would be felt
             x = self.particles()
             return (x if self.scores == "line" else x.float(),)
-        query, key, value = torch.randn(3, *self.shape, generator=generator).unbind()
+        query, key, value = torch.randn(3, *self._unrepeated(), generator=generator).unbind()
         if self.scores == "peaked":
             query, key = _sharpen(query, key)
-        return query.contiguous(), key.contiguous(), value.contiguous()
+        return self._repeat(query), self._repeat(key), self._repeat(value)
 
     def particles(self) -> Tensor:
         """The cloud of a heat step, (n, d) in float64."""
@@ -95,7 +101,20 @@ class Case:
 
     def cotangent(self) -> Tensor:
         """What arrives from above at the result, for the backward."""
-        return torch.randn(self.shape, generator=torch.Generator().manual_seed(SEED + 1))
+        generator = torch.Generator().manual_seed(SEED + 1)
+        return self._repeat(torch.randn(self._unrepeated(), generator=generator))
+
+    def once(self) -> "Case":
+        """The same without the repeated tokens."""
+        return replace(self, shape=self._unrepeated(), distinct=None)
+
+    def _unrepeated(self) -> tuple[int, ...]:
+        distinct = self.distinct or self.n
+        return (*self.shape[:-2], distinct, self.shape[-1])
+
+    def _repeat(self, tokens: Tensor) -> Tensor:
+        times = -(-self.n // tokens.shape[-2])
+        return torch.cat([tokens] * times, -2)[..., : self.n, :].contiguous()
 
 
 def _sharpen(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,6 +154,19 @@ def sequence(n: int, heads: int, dim: int, scores: Scores) -> Case:
     'n=64'
     """
     return Case(f"n={n}", "attention", (1, heads, n, dim), scores)
+
+
+def long_sequence(n: int, heads: int, dim: int) -> Case:
+    """One long sequence; beyond `DISTINCT` tokens the first ones repeat.
+
+    Copies of all queries and keys change neither softmax attention nor a balanced plan, nor their
+    gradients: the exact result for the longest sequences is the one for the first tokens.
+
+    >>> long_sequence(3 * DISTINCT, 2, 64).distinct == DISTINCT
+    True
+    """
+    distinct = DISTINCT if n > DISTINCT and n % DISTINCT == 0 else None
+    return Case(f"n={n}", "attention", (1, heads, n, dim), "random", distinct)
 
 
 def cloud(n: int, law: Scores) -> Case:

@@ -15,9 +15,11 @@ from bistoch.functional import (
     causal_elastic_attention,
     elastic_attention,
 )
-from bistoch.lab.bench.cases import Direction, Scores, Setting
+from bistoch.lab.bench.cases import COARSE, Direction, Scores, Setting
 
-SDPA, LOOP = "sdpa", "plain loop"
+SDPA, CAUSAL_SDPA, LOOP = "sdpa", "causal sdpa", "plain loop"
+# the largest error of a result of a long sequence, as a share of its largest entry
+LONG_ERROR = 5e-5
 
 
 class Task(NamedTuple):
@@ -82,7 +84,7 @@ class Contender:
     @property
     def takes_setting(self) -> bool:
         """Whether elasticity and iterations are asked of it."""
-        return self.expected in ("elastic", "limit", "balance", "heat")
+        return self.expected in ("elastic", "elastic coarse", "limit", "balance", "heat")
 
 
 def torch_calls(function: Callable[..., Tensor], task: Task) -> Calls:
@@ -164,6 +166,48 @@ def causal_contenders(device: str = "cpu") -> dict[str, Contender]:
         for backend in OPERATORS["causal_elastic"].backends if backend not in left_out
     ]  # fmt: skip
     return _by_name(Contender(SDPA, softmax, "causal softmax"), *rows)
+
+
+def long_contenders() -> dict[str, Contender]:
+    """Softmax attention, and what is meant for long sequences, each with its default options.
+
+    >>> list(long_contenders())[:3]
+    ['sdpa', 'monarch', 'elastic_monarch']
+    """
+    structured = ("monarch", "elastic_monarch", "lowrank")
+    # float32 sums over so many tokens round more than those of short sequences
+    rows = [
+        Contender(name, _call(OPERATORS[name].attention), f"{name} itself", tolerance=LONG_ERROR)
+        for name in structured
+    ]
+    softmax = Contender(SDPA, _call(scaled_dot_product_attention), "softmax", tolerance=LONG_ERROR)
+    elastic = [
+        Contender("elastic", _elastic, "elastic", tolerance=LONG_ERROR),
+        Contender(
+            f"elastic coarse={COARSE}", partial(_elastic, coarse=COARSE), "elastic coarse",
+            tolerance=LONG_ERROR,
+        ),
+    ]  # fmt: skip
+    return _by_name(softmax, *rows, *elastic)
+
+
+def long_causal_contenders() -> dict[str, Contender]:
+    """Causal softmax attention, and what approximates it.
+
+    >>> list(long_causal_contenders())
+    ['causal sdpa', 'delta']
+    """
+    softmax = _call(scaled_dot_product_attention, is_causal=True)
+    delta = _call(OPERATORS["delta"].attention)
+    return _by_name(
+        Contender(CAUSAL_SDPA, softmax, "causal softmax", tolerance=LONG_ERROR),
+        Contender("delta", delta, "delta itself", tolerance=LONG_ERROR),
+    )
+
+
+def _elastic(task: Task, coarse: int | None = None) -> Calls:
+    lam, iters = task.setting.lam, task.setting.iters
+    return torch_calls(partial(elastic_attention, lam=lam, iters=iters, coarse=coarse), task)
 
 
 def _by_name(*rows: Contender) -> dict[str, Contender]:

@@ -66,7 +66,7 @@ class Cell:
     lam: float | None
     iters: int | None
     package: str | None
-    # measured, wrong, skipped or failed
+    # measured, wrong, skipped, failed, or extrapolated: not timed, but predicted
     status: str = "measured"
     reason: str | None = None
     errors: dict[str, float] = field(default_factory=dict)
@@ -80,6 +80,7 @@ class Cell:
     timed_once: bool = False
     baseline: str | None = None
     baseline_seconds: float | None = None
+    baseline_extrapolated: bool = False
     ratio: float | None = None
     memory: int | None = None
     memory_allocated: int | None = None
@@ -115,6 +116,7 @@ def measure(
     timer: Timer = stopwatch,
     *,
     device: torch.device = CPU,
+    known: Cell | None = None,
 ) -> list[Cell]:
     """Verify and time all entries, the first of which is the baseline of the ratios.
 
@@ -127,6 +129,7 @@ def measure(
         expected: the expected results.
         timer: the clock; tests bring their own.
         device: where all contenders compute; by default the CPU.
+        known: a baseline that is not timed here; then it is none of the entries.
     """
     cells = [new_cell(case, direction, entry) for entry in entries]
     running = []
@@ -138,7 +141,8 @@ def measure(
             continue
         try:
             # all ratios depend on the baseline: it is never timed only once
-            own = limits._replace(limit=math.inf) if cell is cells[0] else limits
+            leads = known is None and cell is cells[0]
+            own = limits._replace(limit=math.inf) if leads else limits
             call = _verify(cell, case, direction, entry, expected, own, device)
             if call is not None:
                 running.append(_start(cell, call, own, timer))
@@ -150,15 +154,17 @@ def measure(
             cell.status, cell.reason = "failed", f"{type(mistake).__name__}: {sentence}"[:300]
     _run_rounds(running, timer)
     others = load.share()
-    baseline = cells[0]
+    baseline = known or cells[0]
+    least = baseline.seconds or min(baseline.samples, default=None)
     for cell in cells:
         cell.others = others
         cell.baseline = baseline.contender
-        if cell.status == "measured" and not baseline.samples:
+        if cell.status == "measured" and not least:
             cell.status, cell.reason = "failed", f"nothing to compare with: {baseline.reason}"
-        elif cell.samples:
-            cell.seconds, cell.baseline_seconds = min(cell.samples), min(baseline.samples)
-            cell.ratio = cell.seconds / cell.baseline_seconds
+        elif cell.samples and least:
+            cell.seconds, cell.baseline_seconds = min(cell.samples), least
+            cell.ratio = cell.seconds / least
+            cell.baseline_extrapolated = known is not None
     return cells
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from bistoch.functional.kernels.workspace import release
+
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 # a process also grows for reasons of its own: threads, packed operands, pages it does not give back
 NOISE = 64 << 20
@@ -45,6 +47,8 @@ def largest_allocation(call: Callable[[], Any]) -> int:
 
 def _allocations(call: Callable[[], Any]) -> tuple[Any, list[int]]:
     """The result of a call, and the bytes that were taken, or given back, in their order."""
+    # what kernels keep from an earlier call is a part of what this one needs
+    release()
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_initialized():
         activities.append(ProfilerActivity.CUDA)
@@ -66,6 +70,7 @@ def resident_growth(call: Callable[[], Any]) -> int | None:
     import psutil  # type: ignore[import-untyped]
 
     gc.collect(1)
+    release()
     _return_free_memory()
     before = psutil.Process().memory_info().rss
     peak_before = _peak()

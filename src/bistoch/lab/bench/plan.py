@@ -12,7 +12,7 @@ from bistoch.lab.bench.cases import Case, Direction, Scores, Setting
 from bistoch.lab.bench.contenders import SDPA, Contender
 from bistoch.lab.bench.half import causal_half_contenders, half_contenders
 from bistoch.lab.bench.heat import FEWEST, heat_contenders
-from bistoch.lab.bench.measure import Entry, TimeLimits
+from bistoch.lab.bench.measure import Cell, Entry, TimeLimits
 from bistoch.lab.bench.peers import PACKAGES, missing_packages, peer_contenders
 from bistoch.lab.device import read_device
 from bistoch.lab.store import plain
@@ -21,12 +21,17 @@ from bistoch.lab.store import plain
 SIZES = {
     "bench": (64, 256, 1024, 2048, 4096, 8192, 16384), "operators": (64, 256, 1024),
     "causal": (512, 1024, 2048, 4096), "flows": (500, 2000, 8000, 20000),
+    "long": (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536),
 }  # fmt: skip
+KINDS = ("operators", "causal", "flows", "long")
 QUICK_SIZES, QUICK_CLOUDS = (256, 1024), (200, 500)
 SETTINGS = (Setting(1.0, 10), Setting(0.5, 5))
 # beyond this length one head by default, and none that keep whole matrices
 LONG = 8192
+# heads of a run about long sequences
+LONG_HEADS = 2
 LIMITS = TimeLimits(rounds=7, sample=0.05, limit=20.0, budget=30.0, never=80.0)
+LONG_LIMITS = TimeLimits(rounds=5, sample=0.05, limit=5.0, budget=12.0, never=40.0)
 QUICK_LIMITS = TimeLimits(rounds=3, sample=0.02, limit=0.6, budget=1.0, never=8.0)
 MATRICES = 100_000
 
@@ -51,6 +56,7 @@ class Options:
     operators: bool = False
     causal: bool = False
     flows: bool = False
+    long: bool = False
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -65,8 +71,10 @@ class Options:
             raise ValueError(f"bench: iters must not be negative, but it is {self.iters}")
         if self.lam is not None and not 0 <= self.lam <= 1:
             raise ValueError(f"bench: lam must be in [0, 1], but it is {self.lam}")
-        if self.operators + self.causal + self.flows > 1:
-            raise ValueError("bench: operators, causal and flows are separate runs; choose one")
+        if self.operators + self.causal + self.flows + self.long > 1:
+            raise ValueError(
+                "bench: operators, causal, flows and long are separate runs; choose one"
+            )
         if self.flows and self.device != "cpu":
             raise ValueError("bench: --flows runs on the CPU; leave --device out")
         read_device(self.device, "bench")
@@ -74,8 +82,7 @@ class Options:
     @property
     def kind(self) -> str:
         """What is measured, which is also the name of the file of results."""
-        kinds = ("operators", "causal", "flows")
-        return next((kind for kind in kinds if getattr(self, kind)), "bench")
+        return next((kind for kind in KINDS if getattr(self, kind)), "bench")
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -104,7 +111,7 @@ class Options:
     @property
     def limits(self) -> TimeLimits:
         """How long to measure."""
-        limits = QUICK_LIMITS if self.quick else LIMITS
+        limits = QUICK_LIMITS if self.quick else LONG_LIMITS if self.long else LIMITS
         return limits if self.rounds is None else limits._replace(rounds=self.rounds)
 
     @property
@@ -126,9 +133,7 @@ class Options:
             value = getattr(self, name)
             words += [] if value is None else [f"--{name} {value:g}"]
         words += [] if self.backward else ["--no-backward"]
-        words += [
-            f"--{name}" for name in ("quick", "operators", "causal", "flows") if getattr(self, name)
-        ]
+        words += [f"--{name}" for name in ("quick", *KINDS) if getattr(self, name)]
         return " ".join(words)
 
     def configuration(self) -> dict[str, Any]:
@@ -144,6 +149,8 @@ class Group(NamedTuple):
     case: Case
     direction: Direction
     entries: tuple[Entry, ...]
+    # a baseline that would take too long, predicted from shorter sequences
+    predicted: Cell | None = None
 
 
 def plan(options: Options) -> list[Group]:
@@ -155,6 +162,8 @@ def plan(options: Options) -> list[Group]:
     """
     if options.flows:
         return _heat_groups(options)
+    if options.long:
+        return _long_groups(options)
     if options.kind != "bench":
         rows = contenders.operator_contenders()
         if options.causal:
@@ -181,6 +190,17 @@ def _heat_groups(options: Options) -> list[Group]:
         for n in options.sizes:
             for law in cases.EPS:
                 groups.append(Group(package, cases.cloud(n, law), "forward", entries))
+    return groups
+
+
+def _long_groups(options: Options) -> list[Group]:
+    groups = []
+    for n in options.sizes:
+        case = cases.long_sequence(n, options.heads or LONG_HEADS, options.dim)
+        for way in options.directions:
+            for rows in (contenders.long_contenders(), contenders.long_causal_contenders()):
+                entries = tuple(Entry(row, options.settings[0]) for row in rows.values())
+                groups.append(Group(None, case, way, entries))
     return groups
 
 

@@ -14,13 +14,13 @@ import torch
 from rich.console import Console
 
 import bistoch
-from bistoch.lab.bench.cases import SCORES
+from bistoch.lab.bench.cases import DISTINCT, SCORES
 from bistoch.lab.bench.contenders import SDPA
 from bistoch.lab.bench.expected import TOLERANCE, ExpectedResults
 from bistoch.lab.bench.heat import heat_contenders
 from bistoch.lab.bench.measure import MEMORY_SHARE, Cell, Entry, TimeLimits, measure, new_cell
 from bistoch.lab.bench.peers import PACKAGES, missing_packages, peer_contenders
-from bistoch.lab.bench.plan import Group, Options, entries_ratio, plan
+from bistoch.lab.bench.plan import LONG_HEADS, Group, Options, entries_ratio, plan
 from bistoch.lab.bench.plot import draw_bench
 from bistoch.lab.bench.table import exponent, growth_rows, print_results
 from bistoch.lab.bench.worker import Worker
@@ -31,8 +31,12 @@ from bistoch.lab.progress import Display, progress
 from bistoch.lab.store import Run, Store
 
 SCHEMA = 1
+LONG_REMARK = (
+    f"delta is compared with causal {SDPA}, all others with {SDPA}; beyond {DISTINCT} tokens the "
+    "first ones repeat, which leaves softmax attention and balanced plans as they are"
+)
 # these are measured again when a run is resumed: what is missing today may fit tomorrow
-UNFINISHED = ("skipped", "failed")
+UNFINISHED = ("skipped", "failed", "extrapolated")
 
 
 def run_bench(options: Options, out: Path, console: Console) -> Path:
@@ -163,6 +167,8 @@ def _remarks(options: Options) -> list[str]:
     """What must be said beside the tables."""
     if options.causal:
         return [f"here {SDPA} is causal: it is called with is_causal=True"]
+    if options.long:
+        return [LONG_REMARK]
     if options.operators or options.device != "cpu":
         return []
     rows = heat_contenders() if options.flows else peer_contenders()
@@ -191,6 +197,8 @@ def _measure_all(
             unable = [cell for e in missing if (cell := _too_large(group, e, options, cells))]
             names = {cell.key for cell in unable}
             todo = [e for e in missing if _blank(group, e).key not in names]
+            if options.long:
+                group = _with_prediction(group, unable, cells)
             beside = f" beside {package}" if package else ""
             where = f"{group.case.name} {group.case.scores} {group.direction}{beside}"
             shown.start(where)
@@ -213,11 +221,32 @@ def _measure_here(
 ) -> list[Cell]:
     """The cells of some entries, timed beside the baseline in this process."""
     baseline = group.entries[0]
+    if group.predicted is not None:
+        return measure(
+            group.case, group.direction, todo, limits, ExpectedResults(expected), device=device,
+            known=group.predicted,
+        )  # fmt: skip
     entries = [baseline, *(entry for entry in todo if entry != baseline)]
     cells = measure(
         group.case, group.direction, entries, limits, ExpectedResults(expected), device=device
     )
     return cells if baseline in todo else cells[1:]
+
+
+def _with_prediction(group: Group, unable: Sequence[Cell], cells: Cells) -> Group:
+    """The group with a baseline that is predicted from shorter sequences, if it is too slow."""
+    key = _blank(group, group.entries[0]).key
+    cell = next((cell for cell in unable if cell.key == key), None)
+    if cell is None:
+        return group
+    timed = [other for other in cells.cells if other.status == "measured"]
+    known = [other for other in timed if _same_curve(cell, other)]
+    nearest = max(known, key=lambda other: other.shape[-2])
+    cell.status = "extrapolated"
+    cell.seconds = (nearest.seconds or 0) * entries_ratio(nearest.shape, cell.shape)
+    cell.reason = f"extrapolated from {nearest.case} by the number of pairs"
+    cell.baseline, cell.ratio = cell.contender, 1.0
+    return group._replace(predicted=cell)
 
 
 def _blank(group: Group, entry: Entry) -> Cell:
@@ -268,7 +297,8 @@ def _caption(configuration: dict[str, Any]) -> str:
         return "one heat step of a cloud on the line"
     heads, dim, threads = (configuration[name] for name in ("heads", "dim", "threads"))
     plural = "" if threads == 1 else "s"
-    return f"{heads or 8} heads of {dim} features, float32, random scores, {threads} thread{plural}"
+    heads = heads or (LONG_HEADS if configuration["kind"] == "long" else 8)
+    return f"{heads} heads of {dim} features, float32, random scores, {threads} thread{plural}"
 
 
 def _draw(
@@ -277,7 +307,8 @@ def _draw(
     """The picture beside the JSON; without the drawing library, a sentence."""
     written, picture = [path], path.with_suffix(".png")
     try:
-        write_whole(picture, to_png(draw_bench(cells, _caption(configuration))))
+        growth = configuration["kind"] == "long"
+        write_whole(picture, to_png(draw_bench(cells, _caption(configuration), growth=growth)))
         written.append(picture)
     except ImportError as missing:
         console.print(f"no picture: {missing}", highlight=False, markup=False)

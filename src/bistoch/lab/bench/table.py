@@ -36,7 +36,8 @@ def print_results(cells: Sequence[Cell], notes: Sequence[str], console: Console)
             some = [c for c in lengths if (c.scores, c.direction) == (scores, direction)]
             if some:
                 what = f"heat step, {scores}" if some[0].task == "heat" else f"{scores} scores"
-                title = f"{direction}, {what}: time over {some[0].baseline or SDPA}"
+                over = " or ".join(dict.fromkeys(c.baseline or SDPA for c in some))
+                title = f"{direction}, {what}: time over {over}"
                 print_table(console, _over_n(some, marks, _time, "time", title))
     for direction in DIRECTIONS:
         # the kind of scores does not change what is allocated
@@ -131,7 +132,7 @@ def _one_shape(cells: Sequence[Cell], marks: Marks) -> Table:
 def _cell(cell: Cell | None, marks: Marks, show: Callable[[Cell, Marks], str]) -> str:
     if cell is None:
         return ""
-    if cell.status != "measured":
+    if cell.status not in ("measured", "extrapolated"):
         word = "wrong" if cell.status == "wrong" else "-"
         return f"{word} [{marks.number(f'{cell.contender}: {cell.reason}')}]"
     return show(cell, marks)
@@ -141,7 +142,7 @@ def _time(cell: Cell, marks: Marks) -> str:
     if cell.ratio is None or cell.seconds is None:
         return ""
     if cell.contender == cell.baseline:
-        return f"{_seconds(cell.seconds)}"
+        return f"{'~' * (cell.status == 'extrapolated')}{_seconds(cell.seconds)}"
     digits = 1 if cell.ratio >= 10 else 2 if cell.ratio >= 0.2 else 3
     ratio = f"{cell.ratio:.{digits}f}"
     if cell.iterations_taken != cell.iters:
@@ -150,6 +151,7 @@ def _time(cell: Cell, marks: Marks) -> str:
             "accurate enough"
         )
         ratio += f" [{number}]"
+    ratio = f"~{ratio}" if cell.baseline_extrapolated else ratio
     return f"{ratio}*" if cell.timed_once else ratio
 
 
@@ -180,6 +182,11 @@ def _legend(cells: Sequence[Cell]) -> Iterator[str]:
             f"doubtful: {doubtful} of {sum(bool(cell.seconds) for cell in cells)} times were taken "
             f"while other programs used more than {DISTURBED:.0%} of the cores"
         )
+    if any(cell.status == "extrapolated" for cell in cells):
+        yield (
+            "~ the baseline is extrapolated from the longest sequence at which it was timed, by "
+            "the number of pairs"
+        )
     if any(cell.timed_once for cell in cells):
         yield "* one slow call, timed once"
 
@@ -188,7 +195,7 @@ def growth_rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """The growth with n of every contender, setting, scores and direction measured at several n."""
     groups = defaultdict(list)
     for cell in cells:
-        if cell.case.startswith("n=") and cell.seconds is not None:
+        if cell.case.startswith("n=") and cell.seconds and cell.status == "measured":
             # other heads or features would not be the same curve
             *batch, _, d = cell.shape
             groups[

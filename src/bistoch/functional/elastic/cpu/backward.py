@@ -33,7 +33,7 @@ from bistoch.functional.elastic.cpu.head import (
     slot_at,
     whole,
 )
-from bistoch.functional.elastic.cpu.rows import add_columns, dot_rows, flush
+from bistoch.functional.elastic.cpu.rows import add_columns, dot_rows_twice, flush
 from bistoch.functional.kernels.array import matrix, part, row_at, start_of, vector
 from bistoch.functional.kernels.runtime import (
     PLAIN,
@@ -220,8 +220,9 @@ def step(pointer):
             for top in range(start, end, 8):
                 bottom = min(top + 8, end)
                 rows = part(plan, top - start, bottom - start)
-                dot_rows(rows, ratio, part(scale, top, bottom))
-                dot_rows(rows, weight, part(received, top, bottom))
+                dot_rows_twice(
+                    rows, ratio, weight, part(scale, top, bottom), part(received, top, bottom)
+                )
                 for i in range(top, bottom):
                     a = one / scale[i] if scale[i] > zero else zero
                     if job.log_row_mass_at:

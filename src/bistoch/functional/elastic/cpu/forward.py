@@ -8,6 +8,7 @@ is absorbed and K is built again, so that the result equals the log-domain refer
 
 import numpy as np
 
+from bistoch.functional.elastic.cpu.codes import encode_rows
 from bistoch.functional.elastic.cpu.head import (
     FACTOR,
     PARTIAL,
@@ -67,6 +68,8 @@ def build(pointer):
                     part(block, top, bottom), part(used, start + top, start + bottom), partial
                 )
             flush(total, partial)
+            if phase.flag:
+                encode_rows(job, phase.space, start, end, block, like)
         slot, tried = next_slot(job, pointer, tried), tried + 1
 
 

@@ -33,9 +33,10 @@ FIELDS = (
     # the team
     "self_at", "next_head_at", "next_worker_at", "start", "number", "phase_at", "slots", "gemm",
     "build_body", "iterate_body", "finish_body", "prepare_body", "step_body", "scatter_body",
+    "iterate_codes_body",
     # sizes
     "batch", "n", "m", "d", "e", "stride", "iters", "block", "stored_rows", "backward",
-    "exact_error", "look",
+    "exact_error", "look", "coded_rows",
     # what else there is to know
     "reals_at", "mask_kind", "mask_stride", "mask_row_stride", "mask_column_stride",
     "mask_grad_at", "mask_grad_size", "unsafe_at", "workspace_at", "workspace_stride",

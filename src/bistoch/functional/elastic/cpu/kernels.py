@@ -6,6 +6,7 @@ import torch
 from numba import types
 
 from bistoch.functional.elastic.cpu.backward import prepare, scatter, step
+from bistoch.functional.elastic.cpu.codes import iterate_codes
 from bistoch.functional.elastic.cpu.differentiate import differentiate
 from bistoch.functional.elastic.cpu.forward import build, finish, iterate
 from bistoch.functional.elastic.cpu.lanes_backward import differentiate_plans
@@ -20,10 +21,15 @@ KINDS = {torch.float32: types.float32, torch.float64: types.float64}
 
 
 @cache
-def phases(backward: bool, dtype: torch.dtype) -> dict[str, int]:
+def phases(backward: bool, dtype: torch.dtype, coded: bool = False) -> dict[str, int]:
     """Where the kernels of the phases are, by the names that a job has for them."""
-    kernels = BACKWARD if backward else FORWARD
-    return {f"{kernel.__name__}_body": address(kernel, dtype) for kernel in kernels}
+    kernels = BACKWARD if backward else (*FORWARD, iterate_codes) if coded else FORWARD
+    return {f"{kernel.__name__}_body": _compiled(kernel, dtype) for kernel in kernels}
+
+
+@cache
+def _compiled(kernel, dtype: torch.dtype) -> int:
+    return address(kernel, dtype)
 
 
 @cache

@@ -23,7 +23,15 @@ from bistoch.functional.elastic.operator import (
     register,
 )
 from bistoch.functional.kernels import kernel_module
-from bistoch.functional.problem import GivenScores, Problem, Scores, Solution, part_of
+from bistoch.functional.kernels.workspace import borrow, give_back
+from bistoch.functional.problem import (
+    Balance,
+    GivenScores,
+    Problem,
+    Scores,
+    Solution,
+    part_of,
+)
 
 # bytes of working memory for all threads together; a head that needs more is computed without
 # storing its matrices, in blocks of rows that are made again in every pass
@@ -33,6 +41,8 @@ WORKSPACE_BYTES = 256 << 20
 OWN_HEAD_BYTES = 2 << 20
 # pairs of a head up to which one kernel without phases solves it, which compiles within seconds
 SMALL_HEAD = 128 * 128
+# iterations from which on K may be kept in bytes where it does not fit
+FEWEST_CODED = 4
 # bytes of a block of rows between its product, its exponentials and its first use
 BLOCK_BYTES = 512 << 10
 
@@ -229,9 +239,10 @@ def _run(
         (batch, n, m, d, e, balance.iters, dtype.itemsize), dtype, balance.tol,
         None if mask is None else (tuple(mask.shape), mask.dtype), grads is not None, exact_error,
         look, small, threads, (WORKSPACE_BYTES, OWN_HEAD_BYTES if start else 1 << 60, BLOCK_BYTES),
+        _may_code(balance, dtype, e),
     )  # fmt: skip
     workers = form.layout.workers
-    workspace = torch.empty(workers * form.layout.workspace_stride, dtype=dtype)
+    room = borrow(workers * form.layout.workspace_stride, dtype)
     # in the order of the fields of a job
     tensors = [
         tokens.query, tokens.key, value, tokens.mask, tokens.mask_index, tokens.query_mask,
@@ -249,7 +260,7 @@ def _run(
     numbers[form.tensors : form.tensors + len(kept)] = [
         0 if tensor is None else tensor.data_ptr() for tensor in kept
     ]
-    numbers[form.workspace] = workspace.data_ptr()
+    numbers[form.workspace] = room.data_ptr()
     # as numbers.ctypes.data, without an object in between
     at = numbers.__array_interface__["data"][0]
     for field, place in form.inside.items():
@@ -261,9 +272,20 @@ def _run(
         numbers[form.mask_grad] = mask_grads.data_ptr()
     call, arguments = runtime.entry(form.leader, at, workers)
     call(*arguments)
+    give_back(room)
     if grads is not None and mask_grads is not None:
         torch.sum(mask_grads, 0, out=grads.bias)
     return numbers[form.unsafe :]
+
+
+def _may_code(balance: Balance, dtype: torch.dtype, features: int) -> bool:
+    """Whether iterations will come to rest, so that it does not matter how they got there.
+
+    They must be plain ones of float32, and enough of them. Who wants potentials alone wants them
+    as exact as they can be.
+    """
+    plain = balance.omega is not None and balance.tol is None
+    return plain and dtype == torch.float32 and features > 0 and balance.iters >= FEWEST_CODED
 
 
 def _tokens(scores: Scores | GivenScores) -> Scores:

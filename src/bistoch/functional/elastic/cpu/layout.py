@@ -9,6 +9,9 @@ import torch
 from bistoch.functional._nonfinite import largest_score
 from bistoch.functional.kernels import kernel_module
 
+# rows whose distance is a multiple of this share sets of the first-level cache
+SET_BYTES = 2048
+
 
 class Layout(NamedTuple):
     """How the work on a batch of heads is shared out, and how large its pieces are."""
@@ -21,11 +24,18 @@ class Layout(NamedTuple):
     stride: int
     # numbers of workspace for each worker
     workspace_stride: int
+    # rows of K of which codes are kept
+    coded_rows: int = 0
 
 
 @lru_cache(maxsize=256)
 def _layout(
-    sizes: tuple[int, ...], backward: bool, small: bool, threads: int, limits: tuple[int, ...]
+    sizes: tuple[int, ...],
+    backward: bool,
+    small: bool,
+    threads: int,
+    limits: tuple[int, ...],
+    coding: bool = False,
 ) -> Layout:
     head = kernel_module("elastic.cpu.head")
     batch, n, m, d, e, iters, size = sizes
@@ -37,7 +47,11 @@ def _layout(
     block = max(64, min(256, block_bytes // max(m * size, 1)) // 8 * 8)
     block = max(1, min(block, n) if n <= 128 else block)
     stride = head.padded(m, size)
-    stored = n
+    if stride * size % SET_BYTES == 0:
+        # else the same place of eight rows would lie in one set of the first-level cache
+        stride += head.padded(1, size)
+    # without an iteration, a row is used once
+    stored = n if iters or backward else min(n, block * slots)
 
     def elements() -> int:
         each = head.slot_elements(m, d, e, stride, block, backward)
@@ -54,7 +68,15 @@ def _layout(
         slots = max(1, min(slots, rows // 8))
         block = max(8, min(block, rows // slots // 8 * 8))
         stored = block * slots
-    return Layout(workers, slots, block, stored, stride, elements())
+    coded = 0
+    if not at_once and not backward and coding:
+        room = workspace_bytes // workers - (elements() + stride + head.padded(n, size)) * size
+        coded = min(n, max(room // stride, 0) // 8 * 8)
+        # where most rows would be made again in every pass, codes save little
+        coded = coded if 2 * coded >= n else 0
+    extra = (stride + head.padded(n, size)) * size + coded * stride if coded else 0
+    whole = head.padded(elements() + -(-extra // size), size)
+    return Layout(workers, slots, block, stored, stride, whole, coded)
 
 
 class Form(NamedTuple):
@@ -85,6 +107,7 @@ def job_form(
     small: bool,
     threads: int,
     limits: tuple[int, ...],
+    coding: bool = False,
 ) -> Form:
     """The job of all calls of the same sizes and options.
 
@@ -97,21 +120,24 @@ def job_form(
         small: whether one kernel without phases does it all.
         threads: at most so many.
         limits: bytes of the workspace, of a head with a thread of its own, and of a block.
+        coding: whether K may be kept in bytes where it does not fit.
     """
     runtime, head = kernel_module("kernels.runtime"), kernel_module("elastic.cpu.head")
     kernels = kernel_module("elastic.cpu.kernels")
     start, number = runtime.team_entry()
     batch, n, m, d, e, iters, _ = sizes
-    layout = _layout(sizes, backward, small, threads, limits)
+    layout = _layout(sizes, backward, small, threads, limits, coding)
     if small and layout.stored_rows != n:
         # only the phases work on parts of a head
-        small, layout = False, _layout(sizes, backward, False, threads, limits)
-    phases = {} if small else kernels.phases(backward, dtype)
+        small, layout = False, _layout(sizes, backward, False, threads, limits, coding)
+    phases = {} if small else kernels.phases(backward, dtype, layout.coded_rows > 0)
     job = dict.fromkeys(head.FIELDS, 0) | phases | layout._asdict()
     job |= _mask_layout(mask, head) | {
         "start": start, "number": number, "gemm": runtime.gemm_address(dtype),
         "batch": batch, "n": n, "m": m, "d": d, "e": e, "iters": iters,
-        "backward": int(backward), "exact_error": int(exact_error), "look": int(look),
+        "backward": int(backward), "look": int(look),
+        # what codes have led to is accepted by its error
+        "exact_error": int(exact_error or layout.coded_rows > 0),
     }  # fmt: skip
     counters = len(head.FIELDS)
     reals, records = counters + 2, counters + 5

@@ -91,27 +91,68 @@ def add_rows(block, factor, totals):
 
 @jit
 def dot_rows(block, weights, sums):
-    """Products of rows with weights, four rows at a time."""
+    """Products of rows with weights, eight rows at a time."""
     rows, length = block.shape
     like = sums.dtype.type
     wide, size, zero = lanes_of(like), size_of(like), like(0)
     step, weights_at = length * size, start_of(weights)
-    even = rows - rows % 4
-    for i in range(0, even, 4):
+    even = rows - rows % 8
+    for i in range(0, even, 8):
         at = start_of(block) + i * step
         s0, s1, s2, s3 = spread(zero), spread(zero), spread(zero), spread(zero)
+        s4, s5, s6, s7 = spread(zero), spread(zero), spread(zero), spread(zero)
         for j in range(0, length * size, wide * size):
             w = load(weights_at + j, like)
             s0 = multiply_add(load(at + j, like), w, s0)
             s1 = multiply_add(load(at + j + step, like), w, s1)
             s2 = multiply_add(load(at + j + 2 * step, like), w, s2)
             s3 = multiply_add(load(at + j + 3 * step, like), w, s3)
+            s4 = multiply_add(load(at + j + 4 * step, like), w, s4)
+            s5 = multiply_add(load(at + j + 5 * step, like), w, s5)
+            s6 = multiply_add(load(at + j + 6 * step, like), w, s6)
+            s7 = multiply_add(load(at + j + 7 * step, like), w, s7)
         sums[i], sums[i + 1], sums[i + 2], sums[i + 3] = total(s0), total(s1), total(s2), total(s3)
+        sums[i + 4], sums[i + 5], sums[i + 6], sums[i + 7] = (
+            total(s4), total(s5), total(s6), total(s7)
+        )  # fmt: skip
     for i in range(even, rows):
         at, s = start_of(block) + i * step, spread(zero)
         for j in range(0, length * size, wide * size):
             s = multiply_add(load(at + j, like), load(weights_at + j, like), s)
         sums[i] = total(s)
+
+
+@jit
+def dot_rows_twice(block, first, second, sums, others):
+    """Products of rows with two vectors of weights, reading the rows once, four at a time."""
+    rows, length = block.shape
+    like = sums.dtype.type
+    wide, size, zero = lanes_of(like), size_of(like), like(0)
+    step, first_at, second_at = length * size, start_of(first), start_of(second)
+    even = rows - rows % 4
+    for i in range(0, even, 4):
+        at = start_of(block) + i * step
+        s0, s1, s2, s3 = spread(zero), spread(zero), spread(zero), spread(zero)
+        t0, t1, t2, t3 = spread(zero), spread(zero), spread(zero), spread(zero)
+        for j in range(0, length * size, wide * size):
+            v, w = load(first_at + j, like), load(second_at + j, like)
+            x0, x1 = load(at + j, like), load(at + j + step, like)
+            x2, x3 = load(at + j + 2 * step, like), load(at + j + 3 * step, like)
+            s0, t0 = multiply_add(x0, v, s0), multiply_add(x0, w, t0)
+            s1, t1 = multiply_add(x1, v, s1), multiply_add(x1, w, t1)
+            s2, t2 = multiply_add(x2, v, s2), multiply_add(x2, w, t2)
+            s3, t3 = multiply_add(x3, v, s3), multiply_add(x3, w, t3)
+        sums[i], sums[i + 1], sums[i + 2], sums[i + 3] = total(s0), total(s1), total(s2), total(s3)
+        others[i], others[i + 1], others[i + 2], others[i + 3] = (
+            total(t0), total(t1), total(t2), total(t3)
+        )  # fmt: skip
+    for i in range(even, rows):
+        at, s, t = start_of(block) + i * step, spread(zero), spread(zero)
+        for j in range(0, length * size, wide * size):
+            here = load(at + j, like)
+            s = multiply_add(here, load(first_at + j, like), s)
+            t = multiply_add(here, load(second_at + j, like), t)
+        sums[i], others[i] = total(s), total(t)
 
 
 @jit

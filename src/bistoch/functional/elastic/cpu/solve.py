@@ -2,6 +2,13 @@
 
 import numpy as np
 
+from bistoch.functional.elastic.cpu.codes import (
+    anchor_factors,
+    anchor_totals,
+    lost_a_column,
+    lost_a_row,
+    set_changes,
+)
 from bistoch.functional.elastic.cpu.forward import (
     row_potential,
 )
@@ -49,6 +56,8 @@ from bistoch.functional.kernels.runtime import (
 SAFE = 30.0
 # a column total below this may have lost terms to underflow
 TINY = 1e-30
+# how far apart residuals may be for the next iteration to use the codes of K
+LARGEST_CHANGE = 2.0
 # one over the largest step (pace.LONGEST, which a test compares)
 SHORTEST = 0.01
 
@@ -60,13 +69,16 @@ def solve(pointer):
     space = job.workspace_at + worker * job.workspace_stride * size_of(like)
     index = take_next(job.next_head_at)
     while index < job.batch:
-        solve_head(job, index, space, worker, like)
+        coding = job.coded_rows > 0
+        while not solve_head(job, index, space, worker, coding, like):
+            # what the codes of K have led to is not exact enough
+            coding = False
         index = take_next(job.next_head_at)
 
 
 @jit
-def solve_head(job, index, space, worker, like):
-    """Iterate one head and write everything that it returns."""
+def solve_head(job, index, space, worker, coding, like):
+    """Iterate one head and write everything that it returns; False if it must be done exactly."""
     reals = vector(job.reals_at, 3, np.float64)
     tol, still = reals[0], reals[1]
     keep = job.stored_rows == job.n
@@ -77,19 +89,25 @@ def solve_head(job, index, space, worker, like):
     given = job.omega_at != 0
     omega, least = vector(job.omega_at, job.batch, like)[index] if given else like(1), before
     coasting, stopped, middle, drift = False, False, like(0), like(0)
+    coded = False
     for t in range(job.iters):
         if coasting:
             drift += omega * middle
             coast(job, space, omega * middle, like)
         elif not stopped:
-            if not fresh:
-                absorb(job, space, like)
-            phase = job.iterate_body if fresh else job.build_body
-            run_phase(job, phase, index, space, worker, 0, t)
-            if whole(job.unsafe_at)[index]:
-                # what the scores are made of is to be looked at again before it is used
-                return
-            take_totals(job, index, space, like)
+            coded = coding and t > 0 and iterate_coded(job, index, space, worker, t, before, like)
+            coding = coding and (coded or t == 0)
+            if not coded:
+                if not fresh:
+                    absorb(job, space, like)
+                phase = job.iterate_body if fresh else job.build_body
+                run_phase(job, phase, index, space, worker, int(coding), t)
+                if whole(job.unsafe_at)[index]:
+                    # what the scores are made of is to be looked at again before it is used
+                    return True
+                if coding:
+                    set_anchor(job, space, like)
+                take_totals(job, index, space, False, like)
         # a backward through many heads at once finds the last state in steps not taken
         if job.row_history_at:
             record(job, index, space, t, like)
@@ -109,7 +127,9 @@ def solve_head(job, index, space, worker, like):
             # the plans to come would repeat this one: their steps, which never grow, add up to less
             # than the first bound, and at the observed rate to less than rounding
             rest, left = apart, job.iters - 1 - t
-            few, fewer = left * rest <= 32 * still, left * rest * (rest / before) <= still
+            # where a pass makes all rows again, a few more roundings are allowed
+            enough = still if keep else 4 * still
+            few, fewer = left * rest <= 32 * still, left * rest * (rest / before) <= enough
             coasting = given and few and fewer
             before = rest
     if not fresh:
@@ -121,10 +141,42 @@ def solve_head(job, index, space, worker, like):
     run_phase(job, job.finish_body, index, space, worker, int(fresh), 0)
     whole(job.iterations_at)[index] = steps
     if job.exact_error:
-        take_totals(job, index, space, like)
+        take_totals(job, index, space, False, like)
         rest, _ = spread(job, index, space, like)
+        if coding and not (coasting and rest <= 4 * still):
+            return False
     vector(job.error_at, job.batch, like)[index] = rest
     close_columns(job, index, space, like)
+    return True
+
+
+@jit
+def set_anchor(job, space, like):
+    """Keep what the exact pass has found, for passes over the codes that it has made."""
+    no_inline()
+    copy(gather_totals(job, space, like), anchor_totals(job, space, like))
+    copy(over_queries(job, space, FACTOR, like), anchor_factors(job, space, like))
+
+
+@jit
+def iterate_coded(job, index, space, worker, t, before, like):
+    """An iteration by the codes of K; False if they are of no use, and nothing else has changed.
+
+    That is so where potentials move far, or where iterations will not come to rest by the last.
+    """
+    no_inline()
+    if not before < LARGEST_CHANGE:
+        return False
+    set_changes(job, space, like)
+    run_phase(job, job.iterate_codes_body, index, space, worker, 0, t)
+    take_totals(job, index, space, True, like)
+    apart, _ = spread(job, index, space, like)
+    if lost_a_row(job, space, like) or lost_a_column(job, space, like):
+        return False
+    still, rate = vector(job.reals_at, 3, np.float64)[1], apart / before
+    for _ in range(t + 1, job.iters):
+        apart *= rate
+    return apart <= 4 * still
 
 
 @jit
@@ -158,13 +210,17 @@ def weigh_values(job, index, space, like):
 
 
 @jit
-def take_totals(job, index, space, like):
+def take_totals(job, index, space, coded, like):
     """From totals to `LSE_i(S + f) = peak + log(total)` and the full column step h.
 
     A column that no query may see ends with log total minus infinity and step zero.
     """
     no_inline()
     total = gather_totals(job, space, like)
+    if coded:
+        anchor = anchor_totals(job, space, like)
+        for j in range(job.m):
+            total[j] += anchor[j]
     peak, step = over_keys(job, space, PEAK, like), over_keys(job, space, STEP, like)
     absorbed = over_keys(job, space, ABSORBED, like)
     log_mass = vector(job.log_mass_at + index * job.m * size_of(like), job.m, like)
@@ -172,7 +228,7 @@ def take_totals(job, index, space, like):
     for j in range(job.m):
         peak[j] = -absorbed[j]
         missing = larger(missing, -total[j])
-    if missing > -TINY:
+    if missing > -TINY and not coded:
         rescue_totals(job, index, space, total, peak, like)
     one, zero = like(1), like(0)
     for j in range(job.m):
