@@ -6,7 +6,8 @@ from torch import Tensor
 from bistoch.functional import inputs
 from bistoch.functional._export import export_whole
 from bistoch.functional.inputs import Mask, Option
-from bistoch.functional.monarch import attend, dense
+from bistoch.functional.monarch.api import attend, dense
+from bistoch.functional.monarch.problem import Form
 from bistoch.functional.pose import BalanceOptions, ScoreOptions
 
 
@@ -28,6 +29,7 @@ def elastic_monarch_attention(
     key_mask: Bool[Tensor, "..."] | None = None,
     column_mass: Float[Tensor, "..."] | None = None,
     scale: float | None = None,
+    backend: str = "auto",
 ) -> Float[Tensor, "*b n e"]:
     """Attend with a Monarch matrix whose columns are pulled towards equal mass.
 
@@ -44,7 +46,7 @@ def elastic_monarch_attention(
         iters: iterations, each one row and one column step.
         updates: updates of the Monarch form, the `iters` of `monarch_attention`. They come first
             and depend on the column steps; then the form stays, so that the columns can converge.
-        block, pad, mask, query_mask, key_mask: as for `monarch_attention`.
+        block, pad, mask, query_mask, key_mask, backend: as for `monarch_attention`.
 
     >>> import torch, bistoch
     >>> q, k, v = torch.randn(3, 2, 8, 100, 4).unbind()
@@ -57,7 +59,8 @@ def elastic_monarch_attention(
     inputs.check_omega(operator, omega, batch, query.device)
     pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
     balance = BalanceOptions(lam, omega, iters, None, column_mass)
-    return attend(operator, batch, query, key, value, pairs, balance, updates, block, pad)
+    form = Form(updates, block, pad, backend)
+    return attend(operator, batch, query, key, value, pairs, balance, form)
 
 
 @export_whole
@@ -77,6 +80,7 @@ def elastic_monarch_plan(
     key_mask: Bool[Tensor, "..."] | None = None,
     column_mass: Float[Tensor, "..."] | None = None,
     scale: float | None = None,
+    backend: str = "auto",
 ) -> Float[Tensor, "*b n m"]:
     """The plan of `elastic_monarch_attention` as a dense matrix, for study.
 
@@ -94,4 +98,5 @@ def elastic_monarch_plan(
     inputs.check_omega(operator, omega, batch, query.device)
     pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
     balance = BalanceOptions(lam, omega, iters, None, column_mass)
-    return dense(operator, batch, query, key, pairs, balance, updates, block, pad)
+    form = Form(updates, block, pad, backend)
+    return dense(operator, batch, query, key, pairs, balance, form)
