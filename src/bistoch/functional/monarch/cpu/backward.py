@@ -11,16 +11,19 @@ from bistoch.functional.kernels.array import vector
 from bistoch.functional.kernels.runtime import (
     PLAIN,
     TRANSPOSED,
-    exponential,
     jit,
     kind_of,
     size_of,
     take_next,
 )
 from bistoch.functional.monarch.cpu.forward import (
+    asked_rows,
+    row_sums,
     set_constants,
     set_shares,
     set_shift,
+    total_rows,
+    weigh_group,
     write_answers,
     write_base,
     write_offsets,
@@ -36,7 +39,6 @@ from bistoch.functional.monarch.cpu.gather import (
     scatter_rows,
 )
 from bistoch.functional.monarch.cpu.job import (
-    asked_in,
     base_at,
     fill,
     mean_at,
@@ -44,20 +46,18 @@ from bistoch.functional.monarch.cpu.job import (
     open_job,
     received_in,
     record_at,
-    row_sum_in,
     tilt_at,
-    total_in,
 )
 from bistoch.functional.monarch.cpu.rows import (
     add_row,
     dot_rows,
     multiply_rows,
-    negate,
+    negate_sum,
     receive_backward,
+    share_of_row,
     softmax_backward,
     subtract_share,
     sum_row,
-    write_exponentials,
 )
 
 
@@ -137,12 +137,12 @@ def weigh(job, space, record, block, like):
     size = size_of(like)
     end, weights = job.width_stride * size, space + job.weights_in * size
     base, shift = base_at(job, space, block, like), space + job.shift_in * size + block * end
-    totals = vector(
-        record + total_in(job, like) + block * job.group_stride * size, job.groups, like
-    )
+    totals, rests = total_rows(job, record, block, like)
     for p in range(job.groups):
         if totals[p] > -np.inf:
-            write_exponentials(base + p * end, shift, -totals[p], end, weights + p * end, like)
+            share_of_row(
+                base + p * end, shift, like(0), totals[p], rests[p], end, weights + p * end, like
+            )
         else:
             fill(weights + p * end, job.width_stride, like(0), like)
 
@@ -200,6 +200,7 @@ def columns_backward(job, index, space, record, number, like):
     bias = vector(space + job.bias_in * size, length, like)
     mass = vector(space + job.log_mass_in * size, length, like)
     received = vector(record + received_in(job, like), length, like)
+    rests = vector(record + 2 * received_in(job, like), length, like)
     column = vector(record, length, like)
     d_column = vector(space + job.d_column_in * size, length, like)
     d_received = vector(space + job.d_received_in * size, length, like)
@@ -208,7 +209,7 @@ def columns_backward(job, index, space, record, number, like):
     for j in range(length):
         arriving = d_column[j]
         if received[j] > -np.inf and bias[j] > -np.inf:
-            exact = mass[j] - received[j] - bias[j]
+            exact = mass[j] - (received[j] + rests[j]) - bias[j]
             d_lam[index] += omega * arriving * exact
             d_omega[index] += arriving * (lam * exact - column[j])
             d_received[j] = -omega * lam * arriving
@@ -236,6 +237,7 @@ def receive_blocks(job, space, record, like):
             if shares[p] > -np.inf:
                 found = receive_backward(
                     base + p * end, shares[p], record + received_in(job, like) + k * end,
+                    record + 2 * received_in(job, like) + k * end,
                     space + job.d_received_in * size + k * end, d_base + p * end, end, like,
                 )  # fmt: skip
                 d_totals[p] -= found
@@ -246,44 +248,37 @@ def receive_blocks(job, space, record, like):
 @jit
 def between_backward(job, space, record, means, number, like):
     """What is between blocks from behind, group by group."""
-    size = size_of(like)
-    end, last = job.member_stride * size, number == job.evaluations - 1
+    size, last = size_of(like), number == job.evaluations - 1
     touched, advance = number < job.updates, number < job.updates - 1
     for p in range(job.groups):
         tilt = tilt_at(job, space, p, like)
         if not job.stored:
             write_tilt(job, space, p, like)
         set_constants(job, space, record, p, like)
-        row_sum = space + job.highest_in * size
-        negate(record + row_sum_in(job, like) + p * end, end, row_sum, like)
         fill(space + job.sums_in * size, job.member_stride, like(0), like)
         if last:
-            attend_group_backward(job, space, tilt, p, like)
+            attend_group_backward(job, space, record, tilt, p, like)
         else:
             ask_backward(job, space, record, tilt, p, advance, like)
-        d_tilt = collect_tilt(job, space, record, tilt, p, last, like)
+        d_tilt = collect_tilt(job, space, tilt, p, like)
         if touched:
             tilt_backward(job, space, means, d_tilt, p, like)
 
 
 @jit
-def attend_group_backward(job, space, tilt, group, like):
+def attend_group_backward(job, space, record, tilt, group, like):
     """Weights, what arrives at them, and the gradients of the answers."""
     size, e = size_of(like), job.e
     end, weights = job.member_stride * size, space + job.weights_in * size
     arriving, sums = space + job.d_tile_in * size, space + job.sums_in * size
-    constants = vector(space + job.constant_in * size, job.blocks, like)
     answers = space + (job.answer_in + group * job.answer_stride) * size
     grads = space + (job.o_in + group * job.members * e) * size
     multiply(
         job.gemm, PLAIN, TRANSPOSED, job.blocks, job.members, e, answers, max(e, 1),
         grads, max(e, 1), like(0), arriving, job.member_stride, like,
     )  # fmt: skip
+    weigh_group(job, space, record, tilt, group, like)
     for k in range(job.blocks):
-        write_exponentials(
-            tilt + k * end, space + job.highest_in * size, constants[k], end, weights + k * end,
-            like,
-        )  # fmt: skip
         # what arrives times its weight, and the sum of that over blocks
         softmax_backward(weights + k * end, arriving + k * end, like(0), end, like)
         add_row(arriving + k * end, end, sums, like)
@@ -301,7 +296,10 @@ def ask_backward(job, space, record, tilt, group, advance, like):
     end, weights = job.member_stride * size, space + job.weights_in * size
     arriving, sums = space + job.d_tile_in * size, space + job.sums_in * size
     constants = vector(space + job.constant_in * size, job.blocks, like)
-    asked = vector(record + asked_in(job, like) + group * job.block_stride * size, job.blocks, like)
+    asked, rests = asked_rows(job, record, group, like)
+    shift = space + job.highest_in * size
+    row_highest, row_rest = row_sums(job, record, group, like)
+    negate_sum(row_highest, row_rest, end, shift, like)
     d_asked = vector(space + (job.d_asked_in + group * job.block_stride) * size, job.blocks, like)
     d_means = space + (job.d_next_in + group * job.mean_stride) * size
     queries = (job.q_in + group * job.members * d) * size
@@ -313,9 +311,9 @@ def ask_backward(job, space, record, tilt, group, advance, like):
     for k in range(job.blocks):
         there = asked[k] > -np.inf
         if there:
-            write_exponentials(
-                tilt + k * end, space + job.highest_in * size, constants[k] - asked[k], end,
-                weights + k * end, like,
+            share_of_row(
+                tilt + k * end, shift, constants[k], asked[k], rests[k], end, weights + k * end,
+                like,
             )  # fmt: skip
         else:
             fill(weights + k * end, job.member_stride, like(0), like)
@@ -331,20 +329,19 @@ def ask_backward(job, space, record, tilt, group, advance, like):
             d_means, max(d, 1), like(1),
             space + (job.dq_in + group * job.members * d) * size, max(d, 1), like,
         )  # fmt: skip
+    # from shares in what is asked to the weights of rows
+    weigh_group(job, space, record, tilt, group, like)
 
 
 @jit
-def collect_tilt(job, space, record, tilt, group, last, like):
+def collect_tilt(job, space, tilt, group, like):
     """The gradient of the scores between blocks: where it is, with that of the totals added."""
     size = size_of(like)
     end, weights = job.member_stride * size, space + job.weights_in * size
     arriving, sums = space + job.d_tile_in * size, space + job.sums_in * size
-    asked = vector(record + asked_in(job, like) + group * job.block_stride * size, job.blocks, like)
     d_tilt = tilt + (job.d_tilt_in - job.tilt_in) * size
     for k in range(job.blocks):
-        # the weight itself, from the share in what is asked
-        factor = like(1) if last else exponential(asked[k])
-        left = subtract_share(weights + k * end, factor, sums, arriving + k * end, end, like)
+        left = subtract_share(weights + k * end, sums, arriving + k * end, end, like)
         at = space + (job.d_total_in + k * job.group_stride) * size
         vector(at, job.groups, like)[group] += left
         if job.stored:

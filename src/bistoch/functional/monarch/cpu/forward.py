@@ -35,10 +35,10 @@ from bistoch.functional.monarch.cpu.rows import (
     add_over_rows,
     add_rows,
     keep_real,
-    negate,
+    negate_sum,
     scale_row,
+    share_of_columns,
     soften,
-    write_exponentials,
 )
 
 
@@ -158,13 +158,11 @@ def within(job, space, record, means, number, like):
         if touched:
             write_base(job, space, means, k, like)
         base, shift = base_at(job, space, k, like), space + job.shift_in * size + k * end
-        totals = vector(
-            record + total_in(job, like) + k * job.group_stride * size, job.groups, like
-        )
+        totals, rests = total_rows(job, record, k, like)
         for p in range(job.groups):
             out = weights + p * end if touched or last else 0
-            highest, rest = soften(base + p * end, shift, like(0), end, out, like)
-            totals[p] = highest + logarithm(rest) if rest > like(0) else like(-np.inf)
+            totals[p], rest = soften(base + p * end, shift, like(0), end, out, like)
+            rests[p] = logarithm(rest) if rest > like(0) else like(0)
             if out and rest > like(0):
                 scale_row(out, end, like(1) / rest, like)
         if touched:
@@ -174,15 +172,41 @@ def within(job, space, record, means, number, like):
 
 
 @jit
+def total_rows(job, record, block, like):
+    """The totals of a block by group: largest score, and the log of the sum over that."""
+    size = size_of(like)
+    at = record + total_in(job, like) + block * job.group_stride * size
+    behind = job.blocks * job.group_stride * size
+    return vector(at, job.groups, like), vector(at + behind, job.groups, like)
+
+
+@jit
+def asked_rows(job, record, group, like):
+    """What a group asks of blocks: largest log, and the log of the sum over that."""
+    size = size_of(like)
+    at = record + asked_in(job, like) + group * job.block_stride * size
+    behind = job.groups * job.block_stride * size
+    return vector(at, job.blocks, like), vector(at + behind, job.blocks, like)
+
+
+@jit
+def row_sums(job, record, group, like):
+    """Where the row potentials of a group are: largest score, and the log of the sum over that."""
+    size = size_of(like)
+    at = record + row_sum_in(job, like) + group * job.member_stride * size
+    return at, at + job.groups * job.member_stride * size
+
+
+@jit
 def set_constants(job, space, record, group, like):
     """What all scores of a group with a block have in common: its total less the offset."""
     size = size_of(like)
     constants = vector(space + job.constant_in * size, job.blocks, like)
     offsets = vector(space + (job.offset_in + group * job.block_stride) * size, job.blocks, like)
     for k in range(job.blocks):
-        at = record + total_in(job, like) + k * job.group_stride * size
-        total = vector(at, job.groups, like)[group]
-        constants[k] = total - offsets[k] if total > -np.inf else total
+        totals, rests = total_rows(job, record, k, like)
+        total = totals[group]
+        constants[k] = total + rests[group] - offsets[k] if total > -np.inf else total
 
 
 @jit
@@ -198,29 +222,35 @@ def between(job, space, record, means, after, number, like):
             write_offsets(job, space, means, p, like)
         set_constants(job, space, record, p, like)
         tilt = tilt_at(job, space, p, like)
-        row_sum = record + row_sum_in(job, like) + p * end
+        highest, rest = row_sums(job, record, p, like)
         add_over_rows(
-            tilt, job.member_stride, job.blocks, constant, end, space + job.highest_in * size,
-            space + job.sums_in * size, row_sum, like(np.inf), like,
+            tilt, job.member_stride, job.blocks, constant, end, space + job.sums_in * size,
+            highest, rest, like(np.inf), like,
         )  # fmt: skip
-        keep_real(row_sum, space + job.real_in * size + p * end, end, like(np.inf), like)
-        negate(row_sum, end, space + job.sums_in * size, like)
+        keep_real(highest, space + job.real_in * size + p * end, end, like(np.inf), like)
         if last:
-            attend_group(job, space, tilt, p, like)
+            attend_group(job, space, record, tilt, p, like)
         elif advance or step:
             ask(job, space, record, tilt, after, p, advance, like)
 
 
 @jit
-def attend_group(job, space, tilt, group, like):
-    """The results of the queries of a group."""
-    size, e = size_of(like), job.e
+def weigh_group(job, space, record, tilt, group, like):
+    """The weights between blocks of the queries of a group."""
+    size = size_of(like)
     end, weights = job.member_stride * size, space + job.weights_in * size
     constants = vector(space + job.constant_in * size, job.blocks, like)
+    highest, rest = row_sums(job, record, group, like)
     for k in range(job.blocks):
-        write_exponentials(
-            tilt + k * end, space + job.sums_in * size, constants[k], end, weights + k * end, like
-        )
+        share_of_columns(tilt + k * end, constants[k], highest, rest, end, weights + k * end, like)
+
+
+@jit
+def attend_group(job, space, record, tilt, group, like):
+    """The results of the queries of a group."""
+    size, e = size_of(like), job.e
+    weights = space + job.weights_in * size
+    weigh_group(job, space, record, tilt, group, like)
     multiply(
         job.gemm, TRANSPOSED, PLAIN, job.members, e, job.blocks, weights, job.member_stride,
         space + (job.answer_in + group * job.answer_stride) * size, max(e, 1),
@@ -234,13 +264,14 @@ def ask(job, space, record, tilt, after, group, advance, like):
     size, d = size_of(like), job.d
     end, weights = job.member_stride * size, space + job.weights_in * size
     constants = vector(space + job.constant_in * size, job.blocks, like)
-    asked = vector(record + asked_in(job, like) + group * job.block_stride * size, job.blocks, like)
+    asked, rests = asked_rows(job, record, group, like)
+    shift = space + job.sums_in * size
+    row_highest, row_rest = row_sums(job, record, group, like)
+    negate_sum(row_highest, row_rest, end, shift, like)
     for k in range(job.blocks):
         out = weights + k * end if advance else 0
-        highest, rest = soften(
-            tilt + k * end, space + job.sums_in * size, constants[k], end, out, like
-        )
-        asked[k] = highest + logarithm(rest) if rest > like(0) else like(-np.inf)
+        asked[k], rest = soften(tilt + k * end, shift, constants[k], end, out, like)
+        rests[k] = logarithm(rest) if rest > like(0) else like(0)
         if out and rest > like(0):
             scale_row(out, end, like(1) / rest, like)
     if advance:
@@ -268,17 +299,18 @@ def move_columns(job, index, space, record, following, number, like):
     bias = vector(space + job.bias_in * size, length, like)
     mass = vector(space + job.log_mass_in * size, length, like)
     received = vector(record + received_in(job, like), length, like)
+    rests = vector(record + 2 * received_in(job, like), length, like)
     for k in range(job.blocks):
         set_shares(job, space, record, k, like)
         add_over_rows(
             base_at(job, space, k, like), job.width_stride, job.groups,
-            space + job.constant_in * size, end, space + job.highest_in * size,
-            space + job.sums_in * size, record + received_in(job, like) + k * end,
-            like(-np.inf), like,
+            space + job.constant_in * size, end, space + job.sums_in * size,
+            record + received_in(job, like) + k * end,
+            record + 2 * received_in(job, like) + k * end, like(-np.inf), like,
         )  # fmt: skip
         for j in range(k * job.width_stride, (k + 1) * job.width_stride):
             if received[j] > -np.inf and bias[j] > -np.inf:
-                exact = mass[j] - received[j] - bias[j]
+                exact = mass[j] - (received[j] + rests[j]) - bias[j]
                 after[j] = (like(1) - omega) * column[j] + omega * lam * exact
             else:
                 after[j] = like(0)
@@ -289,11 +321,9 @@ def set_shares(job, space, record, block, like):
     """What every group has for a unit of score in a block: what it asks less the total."""
     size = size_of(like)
     shares = vector(space + job.constant_in * size, job.groups, like)
-    totals = vector(
-        record + total_in(job, like) + block * job.group_stride * size, job.groups, like
-    )
+    totals, rests = total_rows(job, record, block, like)
     for p in range(job.groups):
-        at = record + asked_in(job, like) + p * job.block_stride * size
-        asked = vector(at, job.blocks, like)[block]
-        is_there = asked > -np.inf and totals[p] > -np.inf
-        shares[p] = asked - totals[p] if is_there else like(-np.inf)
+        asked, more = asked_rows(job, record, p, like)
+        shares[p] = like(-np.inf)
+        if asked[block] > -np.inf and totals[p] > -np.inf:
+            shares[p] = asked[block] + more[block] - (totals[p] + rests[p])

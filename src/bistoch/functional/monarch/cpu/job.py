@@ -57,11 +57,14 @@ def strides(groups: int, members: int, blocks: int, width: int, d: int, e: int, 
 
 
 def record_numbers(sizes: dict[str, int]) -> int:
-    """What is kept of one evaluation: columns, what they received, totals, sums over groups."""
+    """What is kept of one evaluation: columns, and logs of sums, each as two numbers.
+
+    The sums are what columns received, totals of blocks, what groups asked, and those of rows.
+    """
     return (
-        2 * sizes["blocks"] * sizes["width_stride"]
-        + sizes["blocks"] * sizes["group_stride"]
-        + sizes["groups"] * (sizes["block_stride"] + sizes["member_stride"])
+        3 * sizes["blocks"] * sizes["width_stride"]
+        + 2 * sizes["blocks"] * sizes["group_stride"]
+        + 2 * sizes["groups"] * (sizes["block_stride"] + sizes["member_stride"])
     )
 
 
@@ -133,19 +136,19 @@ def received_in(job, like):
 @jit
 def total_in(job, like):
     """How far behind it has the totals [k, p]."""
-    return 2 * job.blocks * job.width_stride * size_of(like)
+    return 3 * job.blocks * job.width_stride * size_of(like)
 
 
 @jit
 def asked_in(job, like):
     """How far behind it has what groups ask of blocks [p, k]."""
-    return total_in(job, like) + job.blocks * job.group_stride * size_of(like)
+    return total_in(job, like) + 2 * job.blocks * job.group_stride * size_of(like)
 
 
 @jit
 def row_sum_in(job, like):
     """How far behind it has the row potentials [p, l], plus infinity for a query that is none."""
-    return asked_in(job, like) + job.groups * job.block_stride * size_of(like)
+    return asked_in(job, like) + 2 * job.groups * job.block_stride * size_of(like)
 
 
 @jit

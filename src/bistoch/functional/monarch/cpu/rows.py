@@ -21,29 +21,29 @@ from bistoch.functional.kernels.vector import (
 
 @jit
 def soften(row, shift, more, end, out, like):
-    """Write `exp(row + shift + more - max)`; return the maximum, and the sum, zero if all are -inf.
+    """Write `exp(row + shift + more - max)`; return the maximum and the sum, zero if all are -inf.
 
     With `out` zero only the numbers are wanted.
     """
     step, zero = lanes_of(like) * size_of(like), like(0)
-    high = spread(like(-np.inf))
+    high, sums, by = spread(like(-np.inf)), spread(zero), spread(more)
     for j in range(0, end, step):
-        high = larger_vectors(add_vectors(load(row + j, like), load(shift + j, like)), high)
+        x = add_vectors(add_vectors(load(row + j, like), load(shift + j, like)), by)
+        high = larger_vectors(x, high)
     highest = largest(high)
-    sums = spread(zero)
-    if highest == -np.inf or more == -np.inf:
+    if highest == -np.inf:
         if out:
             for j in range(0, end, step):
                 store(out + j, sums)
-        return zero, zero
+        return highest, zero
     down = spread(-highest)
     for j in range(0, end, step):
-        x = add_vectors(load(row + j, like), load(shift + j, like))
+        x = add_vectors(add_vectors(load(row + j, like), load(shift + j, like)), by)
         x = exponentials(add_vectors(x, down))
         if out:
             store(out + j, x)
         sums = add_vectors(sums, x)
-    return highest + more, total(sums)
+    return highest, total(sums)
 
 
 @jit
@@ -55,8 +55,12 @@ def scale_row(at, end, factor, like):
 
 
 @jit
-def add_over_rows(tile, stride, rows, constant, end, highest, sums, out, dead, like):
-    """The log of the sum over rows of `exp(row + constant of the row)`, `dead` if there is none."""
+def add_over_rows(tile, stride, rows, constant, end, sums, highest, rest, dead, like):
+    """The sum over rows of `exp(row + constant of the row)`: largest log, and the log over it.
+
+    Two numbers, so that weights sum to one at any size of the scores. Where there is no row, the
+    first is `dead` and the second zero.
+    """
     size = size_of(like)
     step, by = lanes_of(like) * size, vector(constant, rows, like)
     least = spread(like(-np.inf))
@@ -84,8 +88,8 @@ def add_over_rows(tile, stride, rows, constant, end, highest, sums, out, dead, l
     none = spread(dead)
     for j in range(0, end, step):
         x = load(sums + j, like)
-        found = add_vectors(load(highest + j, like), logarithms(x))
-        store(out + j, choose_above(x, zero, found, none))
+        store(highest + j, choose_above(x, zero, load(highest + j, like), none))
+        store(rest + j, choose_above(x, zero, logarithms(x), zero))
 
 
 @jit
@@ -97,11 +101,12 @@ def keep_real(at, real, end, number, like):
 
 
 @jit
-def negate(at, end, out, like):
-    """Write minus a row."""
+def negate_sum(a, b, end, out, like):
+    """Write minus the sum of two rows."""
     step, minus = lanes_of(like) * size_of(like), spread(like(-1))
     for j in range(0, end, step):
-        store(out + j, multiply_vectors(load(at + j, like), minus))
+        x = add_vectors(load(a + j, like), load(b + j, like))
+        store(out + j, multiply_vectors(x, minus))
 
 
 @jit
@@ -113,12 +118,23 @@ def add_rows(a, b, end, out, like):
 
 
 @jit
-def write_exponentials(row, shift, more, end, out, like):
-    """Write `exp(row + shift + more)`."""
-    step, by = lanes_of(like) * size_of(like), spread(more)
+def share_of_row(row, shift, more, highest, rest, end, out, like):
+    """Write `exp(row + shift + more - highest - rest)`: the weights of a row that was softened."""
+    step = lanes_of(like) * size_of(like)
+    by, down, less = spread(more), spread(-highest), spread(-rest)
     for j in range(0, end, step):
-        x = add_vectors(load(row + j, like), load(shift + j, like))
-        store(out + j, exponentials(add_vectors(x, by)))
+        x = add_vectors(add_vectors(load(row + j, like), load(shift + j, like)), by)
+        store(out + j, exponentials(add_vectors(add_vectors(x, down), less)))
+
+
+@jit
+def share_of_columns(row, more, highest, rest, end, out, like):
+    """Write `exp(row + more - highest - rest)`: a row of weights that were summed over rows."""
+    step, by, minus = lanes_of(like) * size_of(like), spread(more), spread(like(-1))
+    for j in range(0, end, step):
+        x = add_vectors(load(row + j, like), by)
+        x = multiply_add(load(highest + j, like), minus, x)
+        store(out + j, exponentials(multiply_add(load(rest + j, like), minus, x)))
 
 
 @jit
@@ -140,8 +156,8 @@ def sum_row(at, end, like):
 
 
 @jit
-def receive_backward(row, more, received, d_received, d_row, end, like):
-    """The column step of one row: `d_row += C d_received`, C = exp(row + more - received).
+def receive_backward(row, more, highest, rest, d_received, d_row, end, like):
+    """The column step of one row: `d_row += C d_received`, C as in `share_of_columns`.
 
     Returns the sum of what was added.
     """
@@ -149,7 +165,8 @@ def receive_backward(row, more, received, d_received, d_row, end, like):
     sums = spread(like(0))
     for j in range(0, end, step):
         x = add_vectors(load(row + j, like), by)
-        x = exponentials(multiply_add(load(received + j, like), minus, x))
+        x = multiply_add(load(highest + j, like), minus, x)
+        x = exponentials(multiply_add(load(rest + j, like), minus, x))
         x = multiply_vectors(x, load(d_received + j, like))
         store(d_row + j, add_vectors(x, load(d_row + j, like)))
         sums = add_vectors(sums, x)
@@ -182,11 +199,11 @@ def add_row(row, end, sums, like):
 
 
 @jit
-def subtract_share(weights, factor, sums, d_row, end, like):
-    """`d_row -= factor weights sums`; return the sum of what is left."""
-    step, by, left = lanes_of(like) * size_of(like), spread(-factor), spread(like(0))
+def subtract_share(weights, sums, d_row, end, like):
+    """`d_row -= weights sums`; return the sum of what is left."""
+    step, minus, left = lanes_of(like) * size_of(like), spread(like(-1)), spread(like(0))
     for j in range(0, end, step):
-        x = multiply_vectors(load(weights + j, like), by)
+        x = multiply_vectors(load(weights + j, like), minus)
         x = multiply_add(x, load(sums + j, like), load(d_row + j, like))
         store(d_row + j, x)
         left = add_vectors(left, x)
