@@ -106,9 +106,9 @@ def test_a_smaller_step_is_slower_and_a_smaller_lam_stays_uneven():
 def test_the_limit_carries_the_certificate_of_elasticity(lam):
     q, k = tokens(12, 15, batch=(2,))
     pairs = ScoreOptions(1.0, None, None, None, None)
-    balance, form = BalanceOptions(lam, 1.0, 150, None), Form(2, 4, "post", "auto")
-    posed = pose_monarch("test", q.shape[:1], q, k, None, pairs, balance, form)
-    blocks = cut(posed.problem)
+    options, form = BalanceOptions(lam, 1.0, 150, None), Form(2, 4)
+    problem = pose_monarch("test", q.shape[:1], q, k, None, pairs, options, form).problem
+    blocks, balance = cut(problem), problem.balance
     scores, column = solve(blocks, 2)
     # the step is made of true column sums
     sums = bistoch.elastic_monarch_plan(q, k, lam=lam, iters=150, block=4).sum(-2)

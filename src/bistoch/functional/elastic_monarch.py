@@ -22,8 +22,10 @@ def elastic_monarch_attention(
     omega: Option = 1.0,
     iters: int = 10,
     updates: int = 2,
-    block: int | None = None,
+    block: int | tuple[int, ...] | None = None,
     pad: str = "post",
+    grid: tuple[int, ...] | None = None,
+    tiles: tuple[int, int] = (1, 1),
     mask: Mask | None = None,
     query_mask: Bool[Tensor, "..."] | None = None,
     key_mask: Bool[Tensor, "..."] | None = None,
@@ -46,7 +48,7 @@ def elastic_monarch_attention(
         iters: iterations, each one row and one column step.
         updates: updates of the Monarch form, the `iters` of `monarch_attention`. They come first
             and depend on the column steps; then the form stays, so that the columns can converge.
-        block, pad, mask, query_mask, key_mask, backend: as for `monarch_attention`.
+        block, pad, grid, tiles, mask, query_mask, key_mask, backend: as for `monarch_attention`.
 
     >>> import torch, bistoch
     >>> q, k, v = torch.randn(3, 2, 8, 100, 4).unbind()
@@ -59,7 +61,7 @@ def elastic_monarch_attention(
     inputs.check_omega(operator, omega, batch, query.device)
     pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
     balance = BalanceOptions(lam, omega, iters, None, column_mass)
-    form = Form(updates, block, pad, backend)
+    form = Form(updates, block, pad, grid, tiles, backend)
     return attend(operator, batch, query, key, value, pairs, balance, form)
 
 
@@ -73,8 +75,10 @@ def elastic_monarch_plan(
     omega: Option = 1.0,
     iters: int = 10,
     updates: int = 2,
-    block: int | None = None,
+    block: int | tuple[int, ...] | None = None,
     pad: str = "post",
+    grid: tuple[int, ...] | None = None,
+    tiles: tuple[int, int] = (1, 1),
     mask: Mask | None = None,
     query_mask: Bool[Tensor, "..."] | None = None,
     key_mask: Bool[Tensor, "..."] | None = None,
@@ -98,5 +102,5 @@ def elastic_monarch_plan(
     inputs.check_omega(operator, omega, batch, query.device)
     pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
     balance = BalanceOptions(lam, omega, iters, None, column_mass)
-    form = Form(updates, block, pad, backend)
+    form = Form(updates, block, pad, grid, tiles, backend)
     return dense(operator, batch, query, key, pairs, balance, form)

@@ -171,7 +171,7 @@ except bistoch.BackendUnavailableError as error:
 
 def pose(n, batch, device="cpu"):
     q, k, _ = (x.to(device) for x in tokens(n, n, batch=batch))
-    pairs, form = ScoreOptions(1.0, None, None, None, None), Form(2, None, "post", "auto")
+    pairs, form = ScoreOptions(1.0, None, None, None, None), Form(2)
     return pose_monarch("test", q.shape[:-2], q, k, None, pairs, None, form).problem
 
 

@@ -31,8 +31,10 @@ def monarch_attention(
     *,
     eps: Option = 1.0,
     iters: int = 2,
-    block: int | None = None,
+    block: int | tuple[int, ...] | None = None,
     pad: str = "post",
+    grid: tuple[int, ...] | None = None,
+    tiles: tuple[int, int] = (1, 1),
     mask: Mask | None = None,
     query_mask: Bool[Tensor, "..."] | None = None,
     key_mask: Bool[Tensor, "..."] | None = None,
@@ -49,9 +51,15 @@ def monarch_attention(
         query, key, value, eps, scale: as for `elastic_attention`.
         iters: alternating updates of both factors; most is gained by the first two.
         block: tokens per block, by default ceil(sqrt(min(n, m))). 1 is softmax, and so is one block
-            of all tokens.
+            of all tokens. On a grid one size per axis: a block is a rectangle; by default the whole
+            of some axes, such as a row of a picture.
         pad: where blocks are filled up if `block` does not divide the length: "post", after the
-            last token, or "pre", before the first, so that the first block is the short one.
+            last token, or "pre", before the first, so that the first block is the short one. Tokens
+            that are not on the grid come first with "pre", as a class token does, or last.
+        grid: (rows, columns) or (frames, rows, columns) of tokens that lie on a grid, the last axis
+            running fastest. All others, at most one block of them, form a block of their own.
+        tiles: into how many parts the queries of a place and the keys of a block are cut, each
+            with a factor of its own: more work, and nearer to softmax.
         mask: a boolean mask or a bias that is the same for all queries, (..., 1, m).
         query_mask, key_mask: True where the token is real.
         backend: "reference" is made of torch's operations, "cpu" are kernels; "auto" chooses.
@@ -67,7 +75,7 @@ def monarch_attention(
     batch = inputs.check_tokens(operator, query, key, value)
     inputs.check_count(operator, "iters", iters, least=1)
     pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
-    form = Form(iters, block, pad, backend)
+    form = Form(iters, block, pad, grid, tiles, backend)
     return attend(operator, batch, query, key, value, pairs, None, form)
 
 
@@ -78,8 +86,10 @@ def monarch_plan(
     *,
     eps: Option = 1.0,
     iters: int = 2,
-    block: int | None = None,
+    block: int | tuple[int, ...] | None = None,
     pad: str = "post",
+    grid: tuple[int, ...] | None = None,
+    tiles: tuple[int, int] = (1, 1),
     mask: Mask | None = None,
     query_mask: Bool[Tensor, "..."] | None = None,
     key_mask: Bool[Tensor, "..."] | None = None,
@@ -102,7 +112,7 @@ def monarch_plan(
     batch = inputs.check_tokens(operator, query, key)
     inputs.check_count(operator, "iters", iters, least=1)
     pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
-    form = Form(iters, block, pad, backend)
+    form = Form(iters, block, pad, grid, tiles, backend)
     return dense(operator, batch, query, key, pairs, None, form)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bistoch.functional import inputs
 from bistoch.functional._nonfinite import clean_scores
-from bistoch.functional.monarch.layout import Layout, lay_out
+from bistoch.functional.monarch.layout import Cut, Layout, default_block, lay_out
 from bistoch.functional.pose import BalanceOptions, ScoreOptions, flatten, pose, pose_scores
 from bistoch.functional.problem import Balance, Scores
 
@@ -18,9 +18,11 @@ class Form(NamedTuple):
     """Everything a user may say about the Monarch form, not yet checked."""
 
     updates: int
-    block: int | None
-    pad: str
-    backend: str
+    block: int | tuple[int, ...] | None = None
+    pad: str = "post"
+    grid: tuple[int, ...] | None = None
+    tiles: tuple[int, int] = (1, 1)
+    backend: str = "auto"
 
 
 class Monarch(NamedTuple):
@@ -51,14 +53,9 @@ def pose_monarch(
     operator: str, batch: torch.Size, query: Tensor, key: Tensor, value: Tensor | None,
     pairs: ScoreOptions, balance: BalanceOptions | None, form: Form,
 ) -> Posed:  # fmt: skip
-    """Check everything; the default block makes the work within and between blocks equal."""
-    n, m, block = query.shape[-2], key.shape[-2], form.block
-    if block is None:
-        block = math.isqrt(max(min(n, m) - 1, 0)) + 1
-    inputs.check_count(operator, "block", block, least=1)
-    # all tokens in one block are not filled up
-    block = min(block, max(n, m, 1))
-    inputs.check_choice(operator, "pad", form.pad, ("post", "pre"))
+    """Check everything, and put it in the form that backends take."""
+    n, m = query.shape[-2], key.shape[-2]
+    cut = check_form(operator, n, m, form)
     if pairs.mask is not None:
         reason = "a Monarch matrix can hide a key from all queries, but not from some"
         inputs.check_shared_mask(operator, pairs.mask, reason)
@@ -75,12 +72,32 @@ def pose_monarch(
     if n and m:
         options = () if steps is None else steps.tensors()
         scores, flat, broken = clean_scores(scores, flat, "problem", options=options)
-    layout = lay_out(max(n, 1), max(m, 1), block, form.pad, query.device)
+    layout = lay_out(max(n, 1), max(m, 1), cut, query.device)
     problem = Monarch(
         scores.query, scores.key, scores.sharpness, bias_of(scores), scores.query_mask, steps,
         layout, form.updates,
     )  # fmt: skip
     return Posed(problem, flat, broken)
+
+
+def check_form(operator: str, n: int, m: int, form: Form) -> Cut:
+    """How tokens are cut; blocks are not larger than the sequence, or than the grid."""
+    grid, block = form.grid, form.block
+    inputs.check_choice(operator, "pad", form.pad, ("post", "pre"))
+    inputs.check_tiles(operator, form.tiles)
+    if grid is not None:
+        inputs.check_grid(operator, grid, n, m)
+    inputs.check_block(operator, block, grid)
+    if grid is None:
+        sizes = (block,) if isinstance(block, int) else default_block(n, m, None)
+        # all tokens in one block are not filled up
+        sizes = (min(sizes[0], max(n, m, 1)),)
+    else:
+        grid = tuple(grid)
+        sizes = block if isinstance(block, tuple | list) else default_block(n, m, grid)
+        sizes = tuple(min(size, axis) for size, axis in zip(sizes, grid, strict=True))
+        inputs.check_others(operator, n - math.prod(grid), math.prod(sizes))
+    return Cut(sizes, form.pad, grid, (form.tiles[0], form.tiles[1]))
 
 
 def bias_of(scores: Scores) -> Float[Tensor, "B m"] | None:

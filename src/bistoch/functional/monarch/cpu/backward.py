@@ -40,6 +40,8 @@ from bistoch.functional.monarch.cpu.gather import (
 )
 from bistoch.functional.monarch.cpu.job import (
     base_at,
+    d_base_at,
+    d_tilt_at,
     fill,
     mean_at,
     multiply,
@@ -150,7 +152,6 @@ def weigh(job, space, record, block, like):
 @jit
 def open_means(job, index, space, means, update, like):
     """Slopes and offsets of an update again; and its tiles, if they are kept."""
-    size = size_of(like)
     if update == 0:
         first_mean(job, index, space, means, like)
     record = record_at(job, index, space, update, like)
@@ -164,12 +165,8 @@ def open_means(job, index, space, means, update, like):
         if job.stored:
             write_tilt(job, space, p, like)
     if job.stored:
-        fill(
-            space + job.d_base_in * size, job.blocks * job.groups * job.width_stride, like(0), like
-        )
-        fill(
-            space + job.d_tilt_in * size, job.groups * job.blocks * job.member_stride, like(0), like
-        )
+        fill(d_base_at(job, space, 0, like), job.d_base_size, like(0), like)
+        fill(d_tilt_at(job, space, 0, like), job.d_tilt_size, like(0), like)
 
 
 @jit
@@ -231,7 +228,7 @@ def receive_blocks(job, space, record, like):
     for k in range(job.blocks):
         set_shares(job, space, record, k, like)
         base = base_at(job, space, k, like)
-        d_base = base + (job.d_base_in - job.base_in) * size
+        d_base = d_base_at(job, space, k, like)
         d_totals = vector(space + (job.d_total_in + k * job.group_stride) * size, job.groups, like)
         for p in range(job.groups):
             if shares[p] > -np.inf:
@@ -260,7 +257,7 @@ def between_backward(job, space, record, means, number, like):
             attend_group_backward(job, space, record, tilt, p, like)
         else:
             ask_backward(job, space, record, tilt, p, advance, like)
-        d_tilt = collect_tilt(job, space, tilt, p, like)
+        d_tilt = collect_tilt(job, space, p, like)
         if touched:
             tilt_backward(job, space, means, d_tilt, p, like)
 
@@ -334,12 +331,12 @@ def ask_backward(job, space, record, tilt, group, advance, like):
 
 
 @jit
-def collect_tilt(job, space, tilt, group, like):
+def collect_tilt(job, space, group, like):
     """The gradient of the scores between blocks: where it is, with that of the totals added."""
     size = size_of(like)
     end, weights = job.member_stride * size, space + job.weights_in * size
     arriving, sums = space + job.d_tile_in * size, space + job.sums_in * size
-    d_tilt = tilt + (job.d_tilt_in - job.tilt_in) * size
+    d_tilt = d_tilt_at(job, space, group, like)
     for k in range(job.blocks):
         left = subtract_share(weights + k * end, sums, arriving + k * end, end, like)
         at = space + (job.d_total_in + k * job.group_stride) * size
@@ -421,7 +418,7 @@ def within_backward(job, space, record, means, number, like):
         if touched:
             d_base = arriving
             if job.stored:
-                d_base = base_at(job, space, k, like) + (job.d_base_in - job.base_in) * size
+                d_base = d_base_at(job, space, k, like)
             d_means = space + (job.d_mean_in + k * d) * size
             multiply(
                 job.gemm, PLAIN, PLAIN, job.groups, d, job.width, d_base, job.width_stride,
@@ -446,7 +443,7 @@ def collect_base(job, space, block, has_weights, like):
     end, weights = job.width_stride * size, space + job.weights_in * size
     arriving, sums = space + job.d_tile_in * size, space + job.sums_in * size
     d_totals = vector(space + (job.d_total_in + block * job.group_stride) * size, job.groups, like)
-    d_base = base_at(job, space, block, like) + (job.d_base_in - job.base_in) * size
+    d_base = d_base_at(job, space, block, like)
     fill(sums, job.width_stride, like(0), like)
     for p in range(job.groups):
         here, row = weights + p * end, arriving + p * end

@@ -17,12 +17,15 @@ from bistoch.functional.kernels.runtime import address_of, jit, matmul, size_of
 # areas of the workspace of a head, in numbers; those behind BACKWARD only for the backward
 FORWARD = (
     "q", "k", "v", "o", "bias", "shift", "log_mass", "real", "mean", "slope", "answer", "record",
-    "middle", "offset", "constant", "highest", "sums", "base", "tilt", "weights",
+    "middle", "offset", "constant", "highest", "sums", "weights",
 )  # fmt: skip
 BACKWARD = (
     "dq", "dk", "dv", "d_bias", "d_log_mass", "d_column", "d_received", "d_total", "d_asked",
-    "d_mean", "d_next", "d_slope", "d_answer", "d_base", "d_tilt", "d_tile",
+    "d_mean", "d_next", "d_slope", "d_answer", "d_tile",
 )  # fmt: skip
+
+# tiles, each kind in a tensor of its own, since these are the large ones
+TILES = ("base", "tilt", "d_base", "d_tilt")
 
 # the numbers of a job in their order; names ending in _at are addresses, in _in areas
 FIELDS = (
@@ -37,6 +40,8 @@ FIELDS = (
     "bias_grad_at", "lam_grad_at", "omega_grad_at", "log_mass_grad_at",
     "workspace_at", "workspace_stride",
     *(f"{name}_in" for name in (*FORWARD, *BACKWARD)),
+    *(f"{name}_at" for name in TILES),
+    *(f"{name}_size" for name in TILES),
 )  # fmt: skip
 JOB = from_dtype(np.dtype([(name, np.int64) for name in FIELDS]))
 
@@ -73,22 +78,20 @@ def areas(sizes: dict[str, int], backward: bool, size: int) -> dict[str, int]:
     groups, blocks = sizes["groups"], sizes["blocks"]
     keys, wide = blocks * sizes["width"], blocks * sizes["width_stride"]
     queries = groups * sizes["members"]
-    d, e, stored = sizes["d"], sizes["e"], sizes["stored"]
+    d, e = sizes["d"], sizes["e"]
     mean, answer = groups * sizes["mean_stride"], groups * sizes["answer_stride"]
     base, tilt = groups * sizes["width_stride"], blocks * sizes["member_stride"]
-    all_base, all_tilt = (blocks * base, groups * tilt) if stored else (base, tilt)
     longest = max(sizes[f"{name}_stride"] for name in ("group", "member", "block", "width"))
     numbers = {
         "q": queries * d, "k": keys * d, "v": keys * e, "o": queries * e, "bias": wide,
         "shift": wide, "log_mass": wide, "real": groups * sizes["member_stride"], "mean": mean,
         "slope": mean, "answer": answer, "record": sizes["record_size"],
         "middle": d, "offset": groups * sizes["block_stride"], "constant": longest,
-        "highest": longest, "sums": longest, "base": all_base, "tilt": all_tilt,
-        "weights": max(base, tilt),
+        "highest": longest, "sums": longest, "weights": max(base, tilt),
         "dq": queries * d, "dk": keys * d, "dv": keys * e, "d_bias": wide, "d_log_mass": wide,
         "d_column": wide, "d_received": wide, "d_total": blocks * sizes["group_stride"],
         "d_asked": groups * sizes["block_stride"], "d_mean": mean, "d_next": mean, "d_slope": mean,
-        "d_answer": answer, "d_base": all_base, "d_tilt": all_tilt, "d_tile": max(base, tilt),
+        "d_answer": answer, "d_tile": max(base, tilt),
     }  # fmt: skip
     found, end = {}, 0
     for name in (*FORWARD, *(BACKWARD if backward else ())):
@@ -96,6 +99,17 @@ def areas(sizes: dict[str, int], backward: bool, size: int) -> dict[str, int]:
         # an odd number of vectors, so that areas do not begin at the same lines of the cache
         end += padded(numbers[name], size) + padded(1, size)
     return found | {"end": end}
+
+
+def tile_numbers(sizes: dict[str, int], backward: bool) -> dict[str, int]:
+    """How many numbers of every kind of tile one worker needs."""
+    groups, blocks, stored = sizes["groups"], sizes["blocks"], sizes["stored"]
+    base = groups * sizes["width_stride"] * (blocks if stored else 1)
+    tilt = blocks * sizes["member_stride"] * (groups if stored else 1)
+    # gradients of tiles that are not kept need no room
+    return {"base": base, "tilt": tilt} | (
+        {"d_base": base, "d_tilt": tilt} if backward and stored else {}
+    )
 
 
 @intrinsic
@@ -161,17 +175,37 @@ def mean_at(job, index, space, update, like):
 
 
 @jit
+def worker_of(job, space, like):
+    """Whose workspace this is."""
+    return (space - job.workspace_at) // (job.workspace_stride * size_of(like))
+
+
+@jit
 def base_at(job, space, block, like):
     """Where the tile of a block begins."""
     behind = block * job.groups * job.width_stride if job.stored else 0
-    return space + (job.base_in + behind) * size_of(like)
+    return job.base_at + (worker_of(job, space, like) * job.base_size + behind) * size_of(like)
+
+
+@jit
+def d_base_at(job, space, block, like):
+    """Where its gradient begins."""
+    behind = block * job.groups * job.width_stride
+    return job.d_base_at + (worker_of(job, space, like) * job.d_base_size + behind) * size_of(like)
 
 
 @jit
 def tilt_at(job, space, group, like):
     """Where the tile of a group begins."""
     behind = group * job.blocks * job.member_stride if job.stored else 0
-    return space + (job.tilt_in + behind) * size_of(like)
+    return job.tilt_at + (worker_of(job, space, like) * job.tilt_size + behind) * size_of(like)
+
+
+@jit
+def d_tilt_at(job, space, group, like):
+    """Where its gradient begins."""
+    behind = group * job.blocks * job.member_stride
+    return job.d_tilt_at + (worker_of(job, space, like) * job.d_tilt_size + behind) * size_of(like)
 
 
 @jit

@@ -47,24 +47,27 @@ class Kept(NamedTuple):
 @lru_cache(maxsize=256)
 def _plan(
     shape: tuple[int, ...], updates: int, steps: int, backward: bool, size: int
-) -> dict[str, int]:
-    """The numbers of a job that follow from its sizes."""
+) -> tuple[dict[str, int], dict[str, int]]:
+    """The numbers of a job that follow from its sizes, and those of every kind of tile."""
     job = kernel_module("monarch.cpu.job")
-    groups, members, blocks, width, d, e = shape
+    sizes = _sizes(shape, updates, steps, size)
+    areas, tiles = job.areas(sizes, backward, size), job.tile_numbers(sizes, backward)
+    sizes |= areas | {"workspace_stride": areas["end"]}
+    return sizes | {f"{name}_size": count for name, count in tiles.items()}, tiles
+
+
+def _shape(inputs: Inputs) -> tuple[int, ...]:
+    features = inputs.query.shape[2], inputs.value.shape[2]
+    return *inputs.members.shape, *inputs.keys.shape, *features
+
+
+def _sizes(shape: tuple[int, ...], updates: int, steps: int, size: int) -> dict[str, int]:
+    job = kernel_module("monarch.cpu.job")
     sizes = dict(zip(("groups", "members", "blocks", "width", "d", "e"), shape, strict=True))
-    sizes |= job.strides(groups, members, blocks, width, d, e, size)
-    sizes |= {
-        "updates": updates, "steps": steps, "evaluations": max(updates - 1, steps) + 1,
-        "stored": int(steps > 0), "record_size": job.record_numbers(sizes),
-    }  # fmt: skip
-    areas = job.areas(sizes, backward, size)
-    return sizes | areas | {"workspace_stride": areas["end"]}
-
-
-def _sizes(inputs: Inputs, updates: int, steps: int, backward: bool) -> dict[str, int]:
-    shape = (*inputs.members.shape, *inputs.keys.shape, inputs.query.shape[2])
-    size = inputs.query.element_size()
-    return _plan((*shape, inputs.value.shape[2]), updates, steps, backward, size)
+    sizes |= job.strides(*shape, size)
+    evaluations, stored = max(updates - 1, steps) + 1, int(steps > 0)
+    sizes |= {"updates": updates, "steps": steps, "evaluations": evaluations, "stored": stored}
+    return sizes | {"record_size": job.record_numbers(sizes)}
 
 
 def room(inputs: Inputs, updates: int, steps: int, keep: bool) -> tuple[Tensor, Kept]:
@@ -72,7 +75,8 @@ def room(inputs: Inputs, updates: int, steps: int, keep: bool) -> tuple[Tensor, 
     (batch, n, _), value = inputs.query.shape, inputs.value
     records = means = 0
     if keep:
-        sizes = _sizes(inputs, updates, steps, False)
+        # not from the plan, which does not take the lengths that compilers leave open
+        sizes = _sizes(_shape(inputs), updates, steps, inputs.query.element_size())
         records = sizes["evaluations"] * sizes["record_size"]
         means = (updates - 1) * sizes["groups"] * sizes["mean_stride"]
     make = inputs.query.new_empty
@@ -113,10 +117,11 @@ def _run(
         return
     runtime, job = kernel_module("kernels.runtime"), kernel_module("monarch.cpu.job")
     workers = max(1, min(runtime.threads(), batch))
-    sizes = _sizes(inputs, updates, steps, backward)
+    sizes, tiles = _plan(_shape(inputs), updates, steps, backward, inputs.query.element_size())
     named: dict[str, Any] = {name: t for name, t in inputs._asdict().items() if t is not None}
     # zeros, so that what lies behind the ends of rows is a number
-    named["workspace"] = torch.zeros(workers * sizes["workspace_stride"], dtype=dtype)
+    for name, count in {"workspace": sizes["workspace_stride"], **tiles}.items():
+        named[name] = torch.zeros(workers * count, dtype=dtype)
     # kept by name until the kernels are done: contiguous copies must outlive their addresses
     kept = {name: tensor.contiguous() for name, tensor in (named | arrays).items()}
     counters = np.zeros(2, np.int64)
