@@ -79,8 +79,9 @@ def room(inputs: Inputs, updates: int, steps: int, keep: bool) -> tuple[Tensor, 
         sizes = _sizes(_shape(inputs), updates, steps, inputs.query.element_size())
         records = sizes["evaluations"] * sizes["record_size"]
         means = (updates - 1) * sizes["groups"] * sizes["mean_stride"]
-    make = inputs.query.new_empty
-    return make(batch, n, value.shape[2]), Kept(make(batch, records), make(batch, means))
+    # what lies between the rows of these is never written
+    zeros, output = inputs.query.new_zeros, inputs.query.new_empty(batch, n, value.shape[2])
+    return output, Kept(zeros(batch, records), zeros(batch, means))
 
 
 def forward(inputs: Inputs, updates: int, steps: int, keep: bool) -> tuple[Tensor, Kept]:
