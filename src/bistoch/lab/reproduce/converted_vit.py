@@ -47,7 +47,9 @@ def _task(data: str) -> Task:
     return open_task(data)
 
 
-def train(sizes: Vision, operator: str, small: bool, context: Context, name: str) -> tuple[Any, Any]:
+def train(
+    sizes: Vision, operator: str, small: bool, context: Context, name: str
+) -> tuple[Any, Any]:
     """The trained model of a cell, and its curve; it is trained once and then read."""
     model, recipe = (sizes.small, sizes.small_recipe) if small else (sizes.model, sizes.recipe)
     setup = Setup(sizes.data, model, operator, recipe, context.seed)

@@ -33,12 +33,12 @@ class LongTexts:
         self.model = load_encoder()
         tokenizer = import_transformers().AutoTokenizer.from_pretrained(model_name())
         ids, self.topics = [], []
-        wanted = length - 2
+        wanted, start, end = length - 2, tokenizer.cls_token_id, tokenizer.sep_token_id
         for number, text in enumerate(read_articles(articles)):
             found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             pieces = [found[i : i + wanted] for i in range(0, len(found) - wanted + 1, wanted)]
             if len(pieces) >= parts and len(ids) < max(articles, len(OWN)) * parts:
-                ids += [tokenizer.build_inputs_with_special_tokens(x) for x in pieces[:parts]]
+                ids += [[start, *piece, end] for piece in pieces[:parts]]
                 self.topics += [number] * parts
         self.batches = [{"input_ids": some} for some in torch.tensor(ids).split(AT_ONCE)]
         self.real = [torch.ones_like(x["input_ids"], dtype=torch.bool) for x in self.batches]
