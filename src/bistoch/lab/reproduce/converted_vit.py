@@ -1,8 +1,10 @@
 """A vision Transformer trained with softmax, and what is left of it with cheaper attention."""
 
+import contextlib
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +17,20 @@ from bistoch.lab.reproduce.cheap_attention import make_form, softmax_work, work_
 from bistoch.lab.stats import bootstrap_difference
 from bistoch.lab.study import Context, Result
 from bistoch.lab.timing import best_times
-from bistoch.lab.train import Recipe, Setup, Task, fit, new_model, open_task, train_run
+from bistoch.lab.train import (
+    Recipe,
+    Setup,
+    StepInfo,
+    Task,
+    fit,
+    load_checkpoint,
+    new_model,
+    open_task,
+    restore_run,
+    train_run,
+)
+from bistoch.lab.train.loop import CHECKPOINT
+from bistoch.lab.train.run import is_run
 from bistoch.models.vit import ViT
 
 # pictures that are classified at once, and those whose plans are compared
@@ -24,21 +39,26 @@ AT_ONCE, PLANS = 125, 8
 
 @dataclass(frozen=True)
 class Vision:
-    """Data, models and training; `pictures` are tested, `tuned` are trained on after a swap."""
+    """Data, models and training.
+
+    The model that is converted ends after `epochs` of its recipe, whose learning rate falls over
+    more. `pictures` are tested, `tuned` are trained on after a swap.
+    """
 
     data: str = "cifar10"
     model: str = 'vit(patch=(2,2),depth=4,dim=64,heads=2,mlp=2,pool="mean")'
-    small: str = "vit(patch=(2,2),depth=3,dim=32,heads=2,mlp=2)"
+    small: str = "vit(patch=(4,4),depth=2,dim=32,heads=2,mlp=2)"
     recipe: Recipe = Recipe(epochs=3, lr=2e-3)  # noqa: RUF009 (it is frozen)
+    epochs: int = 2
     small_recipe: Recipe = Recipe(epochs=1, lr=2e-3)  # noqa: RUF009 (it is frozen)
     pictures: int = 2000
-    tuned: int = 6400
+    tuned: int = 3200
     rounds: int = 7
 
 
 SMOKE = Vision(
     "fashion-mnist-small", 'vit(patch=(7,7),depth=2,dim=16,heads=2,pool="mean")',
-    "vit(patch=(7,7),depth=1,dim=16,heads=2)", Recipe(epochs=1), Recipe(epochs=1), 100, 128, 2,
+    "vit(patch=(7,7),depth=1,dim=16,heads=2)", Recipe(epochs=2), 1, Recipe(epochs=1), 100, 128, 2,
 )  # fmt: skip
 
 
@@ -47,16 +67,29 @@ def _task(data: str) -> Task:
     return open_task(data)
 
 
+class EnoughError(Exception):
+    """The epochs that are wanted are done."""
+
+
 def train(
     sizes: Vision, operator: str, small: bool, context: Context, name: str
 ) -> tuple[Any, Any]:
-    """The trained model of a cell, and its curve; it is trained once and then read."""
+    """The trained model of a cell, and its metrics by epoch; it is trained once and then read."""
     model, recipe = (sizes.small, sizes.small_recipe) if small else (sizes.model, sizes.recipe)
+    wanted = recipe.epochs if small else sizes.epochs
     setup = Setup(sizes.data, model, operator, recipe, context.seed)
-    found, fitted = train_run(
-        setup, _task(sizes.data), context.folder_of(name), on_step=context.on_step
-    )
-    return found.eval(), fitted
+    folder = context.folder_of(name)
+
+    def on_step(info: StepInfo) -> None:
+        context.on_step(info)
+        # the checkpoint of this epoch is written
+        if info.epoch == wanted < recipe.epochs:
+            raise EnoughError
+
+    if not is_run(folder) or restore_run(folder).epoch < wanted:
+        with contextlib.suppress(EnoughError):
+            train_run(setup, _task(sizes.data), folder, on_step=on_step)
+    return restore_run(folder).model, load_checkpoint(folder / CHECKPOINT)[0].curve
 
 
 def trained(sizes: Vision, context: Context) -> ViT:
@@ -85,10 +118,21 @@ def hits(model: ViT, sizes: Vision) -> list[float]:
     return found
 
 
+def _hits_before(sizes: Vision, context: Context) -> list[float]:
+    folder = context.folder_of("trained")
+    if folder not in _BEFORE:
+        _BEFORE[folder] = hits(trained(sizes, context), sizes)
+    return _BEFORE[folder]
+
+
+# what models as they are get right, by the folder of their training
+_BEFORE: dict[Path, list[float]] = {}
+
+
 def convert_vit(sizes: Vision, form: str, context: Context) -> Result:
     """Accuracy after a swap without training, its work over softmax, and the error of the plans."""
     model = trained(sizes, context)
-    before, (query, key) = hits(model, sizes), tokens_of(model, sizes)
+    before, (query, key) = _hits_before(sizes, context), tokens_of(model, sizes)
     operator: Any = put(model, form)
     n, d = query.shape[-2:]
     softmax, after = softmax_plan(query, key), hits(model, sizes)
@@ -140,8 +184,7 @@ class First:
 
 def tune_vit(sizes: Vision, form: str, context: Context) -> Result:
     """Accuracy after a swap and some training, with a tenth of the learning rate."""
-    model = trained(sizes, context)
-    before = hits(model, sizes)
+    model, before = trained(sizes, context), _hits_before(sizes, context)
     put(model, form)
     recipe = replace(sizes.recipe, epochs=1, lr=sizes.recipe.lr / 10)
     task: Any = First(_task(sizes.data), sizes.tuned)
@@ -152,7 +195,7 @@ def tune_vit(sizes: Vision, form: str, context: Context) -> Result:
 
 def train_small(sizes: Vision, operator: str, context: Context) -> Result:
     """Accuracy of a model that was trained with an operator, and how uneven its columns are."""
-    model, fitted = train(sizes, operator, True, context, context.cell.name)
+    model, curve = train(sizes, operator, True, context, context.cell.name)
     found, deviations = hits(model, sizes), []
     with torch.no_grad(), capture(model, states=None) as captured:
         model(*_task(sizes.data).batch("test", torch.arange(PLANS)).inputs)
@@ -162,7 +205,7 @@ def train_small(sizes: Vision, operator: str, context: Context) -> Result:
         "accuracy": sum(found) / len(found),
         "deviation": sum(deviations) / len(deviations),
         "by_layer": deviations,
-        "train_loss": fitted.curve[-1]["train_loss"],
+        "train_loss": curve[-1]["train_loss"],
     }
 
 
