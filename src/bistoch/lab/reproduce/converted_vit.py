@@ -42,7 +42,8 @@ class Vision:
     """Data, models and training.
 
     The model that is converted ends after `epochs` of its recipe, whose learning rate falls over
-    more. `pictures` are tested, `tuned` are trained on after a swap.
+    more. The small ones see so many `samples`. `pictures` are tested, `tuned` are trained on after
+    a swap.
     """
 
     data: str = "cifar10"
@@ -51,14 +52,16 @@ class Vision:
     recipe: Recipe = Recipe(epochs=3, lr=2e-3)  # noqa: RUF009 (it is frozen)
     epochs: int = 2
     small_recipe: Recipe = Recipe(epochs=1, lr=2e-3)  # noqa: RUF009 (it is frozen)
-    pictures: int = 2000
-    tuned: int = 3200
+    samples: int = 19200
+    pictures: int = 1000
+    tuned: int = 1600
     rounds: int = 7
 
 
 SMOKE = Vision(
     "fashion-mnist-small", 'vit(patch=(7,7),depth=2,dim=16,heads=2,pool="mean")',
-    "vit(patch=(7,7),depth=1,dim=16,heads=2)", Recipe(epochs=2), 1, Recipe(epochs=1), 100, 128, 2,
+    "vit(patch=(7,7),depth=1,dim=16,heads=2)", Recipe(epochs=2), 1, Recipe(epochs=1), 640, 100,
+    128, 2,
 )  # fmt: skip
 
 
@@ -71,22 +74,18 @@ class EnoughError(Exception):
     """The epochs that are wanted are done."""
 
 
-def train(
-    sizes: Vision, operator: str, small: bool, context: Context, name: str
-) -> tuple[Any, Any]:
-    """The trained model of a cell, and its metrics by epoch; it is trained once and then read."""
-    model, recipe = (sizes.small, sizes.small_recipe) if small else (sizes.model, sizes.recipe)
-    wanted = recipe.epochs if small else sizes.epochs
-    setup = Setup(sizes.data, model, operator, recipe, context.seed)
-    folder = context.folder_of(name)
+def train(sizes: Vision, context: Context) -> tuple[Any, Any]:
+    """The model that is converted, and its metrics by epoch; it is trained once and then read."""
+    setup = Setup(sizes.data, sizes.model, "softmax", sizes.recipe, context.seed)
+    folder = context.folder_of("trained")
 
     def on_step(info: StepInfo) -> None:
         context.on_step(info)
         # the checkpoint of this epoch is written
-        if info.epoch == wanted < recipe.epochs:
+        if info.epoch == sizes.epochs < sizes.recipe.epochs:
             raise EnoughError
 
-    if not is_run(folder) or restore_run(folder).epoch < wanted:
+    if not is_run(folder) or restore_run(folder).epoch < sizes.epochs:
         with contextlib.suppress(EnoughError):
             train_run(setup, _task(sizes.data), folder, on_step=on_step)
     return restore_run(folder).model, load_checkpoint(folder / CHECKPOINT)[0].curve
@@ -96,7 +95,7 @@ def trained(sizes: Vision, context: Context) -> ViT:
     """The model that is converted."""
     # its cell has run, or runs now
     context.result("trained")
-    return train(sizes, "softmax", False, context, "trained")[0]
+    return train(sizes, context)[0]
 
 
 def put(model: ViT, form: str) -> nn.Module:
@@ -195,8 +194,14 @@ def tune_vit(sizes: Vision, form: str, context: Context) -> Result:
 
 def train_small(sizes: Vision, operator: str, context: Context) -> Result:
     """Accuracy of a model that was trained with an operator, and how uneven its columns are."""
-    model, curve = train(sizes, operator, True, context, context.cell.name)
-    found, deviations = hits(model, sizes), []
+    task: Any = First(_task(sizes.data), sizes.samples)
+    setup = Setup(sizes.data, sizes.small, operator, sizes.small_recipe, context.seed)
+    model: Any = new_model(setup, task)
+    fitted = fit(
+        model, task, setup.recipe, folder=context.folder, seed=context.seed,
+        on_step=context.on_step,
+    )  # fmt: skip
+    found, deviations = hits(model.eval(), sizes), []
     with torch.no_grad(), capture(model, states=None) as captured:
         model(*_task(sizes.data).batch("test", torch.arange(PLANS)).inputs)
     for layer in captured.plans:
@@ -205,7 +210,7 @@ def train_small(sizes: Vision, operator: str, context: Context) -> Result:
         "accuracy": sum(found) / len(found),
         "deviation": sum(deviations) / len(deviations),
         "by_layer": deviations,
-        "train_loss": curve[-1]["train_loss"],
+        "train_loss": fitted.curve[-1]["train_loss"],
     }
 
 

@@ -32,7 +32,7 @@ class Sizes:
     """The parts of the study: pictures, and texts as articles, parts of each, and tokens."""
 
     pictures: vision.Vision = vision.Vision()  # noqa: RUF009 (it is frozen)
-    articles: int = 10
+    articles: int = 5
     parts: int = 3
     length: int = 512
 
@@ -47,7 +47,7 @@ def picture_forms(smoke: bool) -> dict[str, str]:
     found = {"softmax": "softmax"}
     blocks = {"rows": f"(1, {side})", "columns": f"({side}, 1)", "squares": f"({root}, {root})"}
     for name, block in blocks.items():
-        for updates in (1, 2, 3):
+        for updates in (1, 2, 3) if name == "rows" else (2,):
             found[f"monarch {name}, T={updates}"] = (
                 f"monarch(iters={updates}, {grid}, block={block})"
             )
@@ -67,8 +67,7 @@ def text_forms(smoke: bool) -> dict[str, str]:
         return {"monarch, T=2": "monarch(iters=2, block=8)", "window 8": "window(8)"}
     found = {f"monarch, T={t}": f"monarch(iters={t}, block=32)" for t in (1, 2, 3)}
     found["tiled 2 x 2, T=2"] = "monarch(iters=2, block=32, tiles=(2, 2))"
-    found |= {f"nystroem {rank}": f"nystroem({rank})" for rank in (32, 64)}
-    return found | {f"window {reach}": f"window({reach})" for reach in (32, 64)}
+    return found | {"nystroem 64": "nystroem(64)", "window 64": "window(64)"}
 
 
 def cells(smoke: bool) -> list[Cell]:
@@ -97,7 +96,7 @@ def cells(smoke: bool) -> list[Cell]:
     found += [Cell(name, {"part": "vision", "form": form}) for name, form in forms.items()]
     found += [
         Cell(f"{name}, tuned", {"part": "tune", "form": forms[name]})
-        for name in ("softmax", "monarch rows, T=1", "monarch rows, T=2")
+        for name in ("softmax", "monarch rows, T=1")
     ]
     return [*found, Cell("time", {"part": "time"}, seeded=False)]
 
@@ -109,7 +108,7 @@ def run(cell: Cell, seed: int, context: Context) -> Result:
     if options["part"] == "text":
         return _run_text(cell, context)
     if options["part"] == "train":
-        model, curve = vision.train(pictures, "softmax", False, context, cell.name)
+        model, curve = vision.train(pictures, context)
         return {"curve": curve, "parameters": sum(p.numel() for p in model.parameters())}
     if options["part"] == "scratch":
         return vision.train_small(pictures, options["operator"], context)
@@ -181,7 +180,7 @@ TEXTS = (
     "of the model as it is. Same article: how often the nearest other text is of the same article."
 )
 FROM_SCRATCH = (
-    "A smaller vision Transformer (64 tokens and a class token) after one epoch. Column deviation: "
+    "A smaller vision Transformer (64 tokens and a class token) after 300 steps. Column deviation: "
     "mean absolute difference of column sums from one, over all layers and heads."
 )
 
