@@ -20,7 +20,7 @@ _MODULES = {
 BACKENDS = tuple(_MODULES)
 
 # numbers of the two factors, over the whole batch, below which compiling takes longer than it saves
-SMALL = 1 << 14
+SMALL = 1 << 11
 
 
 @export_whole
