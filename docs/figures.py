@@ -22,6 +22,7 @@ from making.explorer import explorer_page
 from making.flows import flow_clusters, flow_limits, flow_mixture, flow_orders
 from making.gallery import trained_head
 from making.lab import lab_fashion, lab_fashion_long, lab_points, lab_scores, lab_text
+from making.layouts import layouts
 from making.pace import pace, pace_gradient
 from making.pace_rivals import pace_rivals
 from making.search import search_gain
@@ -33,6 +34,7 @@ from making.studies import (
     encoder_sinks,
     hubs,
     lookup_sinks,
+    monarch_conversion,
     prototypes,
     rank_decay,
     retrieval,
@@ -52,7 +54,7 @@ def main() -> None:
         delta_lm, delta_time, pace, pace_gradient, pace_rivals, lab_fashion, lab_fashion_long,
         lab_points, lab_text, lab_scores,
         search_gain, retrieval, hubs, prototypes, router, registration, sorting, jigsaw,
-        cooccurrence, explorer_page, converted, choosing, trained_head,
+        cooccurrence, explorer_page, converted, choosing, trained_head, layouts, monarch_conversion,
     ):  # fmt: skip
         measure()
         print(f"done: {measure.__name__}")

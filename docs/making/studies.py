@@ -13,6 +13,7 @@ from bistoch.lab.reproduce import causal_lm as causal_study
 from bistoch.lab.reproduce import cooccurrence as cooccurrence_study
 from bistoch.lab.reproduce import delta_lm as delta_study
 from bistoch.lab.reproduce import hubs as hubs_study
+from bistoch.lab.reproduce import monarch_conversion as monarch_study
 from bistoch.lab.reproduce import prototypes as prototype_study
 from bistoch.lab.reproduce import rank_decay as rank_study
 from bistoch.lab.reproduce import retrieval as retrieval_study
@@ -94,6 +95,20 @@ def cooccurrence() -> None:
     )
     asked = cooccurrence_study.checks(results)
     put_table("cooccurrence.md", "cooccurrence_verdicts", ("asked", "measured", "holds"), asked)
+
+
+def monarch_conversion() -> None:
+    """Monarch attention in trained models; from the record of the study."""
+    results = read_record(RECORDS / "monarch-conversion.json")
+    save(monarch_study.figure(results), "monarch_conversion")
+    pictures, texts, scratch = monarch_study.tables(results)
+    for name, (head, rows, *_) in {
+        "monarch_pictures": pictures,
+        "monarch_texts": texts,
+        "monarch_scratch": scratch,
+        "monarch_verdicts": (("asked", "measured", "holds"), monarch_study.checks(results)),
+    }.items():
+        put_table("monarch_conversion.md", name, head, rows)
 
 
 def router() -> None:

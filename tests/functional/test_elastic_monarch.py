@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import bistoch
-from bistoch.functional.monarch import column_step, cut, factor, solve
-from bistoch.functional.pose import BalanceOptions, ScoreOptions, pose
+from bistoch.functional.monarch.problem import Form, pose_monarch
+from bistoch.functional.monarch.reference import column_step, cut, factor, solve
+from bistoch.functional.pose import BalanceOptions, ScoreOptions
 
 
 def tokens(n, m, d=5, batch=(2, 3)):
@@ -105,9 +106,10 @@ def test_a_smaller_step_is_slower_and_a_smaller_lam_stays_uneven():
 def test_the_limit_carries_the_certificate_of_elasticity(lam):
     q, k = tokens(12, 15, batch=(2,))
     pairs = ScoreOptions(1.0, None, None, None, None)
-    posed, balance = pose("test", q.shape[:1], q, k, pairs, BalanceOptions(lam, 1.0, 150, None))
-    blocks = cut(posed, balance, 4, "post")
-    scores, column = solve(blocks, 2, "post")
+    options, form = BalanceOptions(lam, 1.0, 150, None), Form(2, 4)
+    problem = pose_monarch("test", q.shape[:1], q, k, None, pairs, options, form).problem
+    blocks, balance = cut(problem), problem.balance
+    scores, column = solve(blocks, 2)
     # the step is made of true column sums
     sums = bistoch.elastic_monarch_plan(q, k, lam=lam, iters=150, block=4).sum(-2)
     target = balance.log_mass

@@ -152,6 +152,10 @@ WRONG = {
     "method": CHOICE,
     "ansatz": CHOICE,
     "pad": CHOICE,
+    "grid": {"a number": 4, "one axis": (4,), "four axes": (1, 2, 2, 1), "zero": (0, 4),
+             "negative": (-2, 2), "a fraction": (2.0, 2), "too large": (1 << 40, 2)},
+    "tiles": {"a number": 2, "one": (2,), "three": (1, 1, 1), "zero": (1, 0), "a text": ("a", 1),
+              "nothing": None},
     "correction": CHOICE,
     "cache": CHOICE,
     "inner": CHOICE | {

@@ -42,6 +42,7 @@ from bistoch.functional.matching import Match as Match
 from bistoch.functional.matching import hard_balance as hard_balance
 from bistoch.functional.matching import match as match
 from bistoch.functional.mixing import mixing_attention, mixing_plan
+from bistoch.functional.monarch import BACKENDS as MONARCH_BACKENDS
 from bistoch.functional.monarch import monarch_attention, monarch_plan
 from bistoch.functional.orthogonal import orthogonal_attention, orthogonal_plan
 from bistoch.functional.prototypes import prototype_codes as prototype_codes
@@ -207,6 +208,7 @@ OPERATORS = MappingProxyType({
         name="monarch",
         attention=monarch_attention,
         plan=monarch_plan,
+        backends=MONARCH_BACKENDS,
         columns="free",
         causal=False,
         order_free=False,
@@ -223,6 +225,7 @@ OPERATORS = MappingProxyType({
         name="elastic_monarch",
         attention=elastic_monarch_attention,
         plan=elastic_monarch_plan,
+        backends=MONARCH_BACKENDS,
         columns="elastic",
         causal=False,
         order_free=False,

@@ -6,7 +6,8 @@ from torch import Tensor
 from bistoch.functional import inputs
 from bistoch.functional._export import export_whole
 from bistoch.functional.inputs import Mask, Option
-from bistoch.functional.monarch import attend, dense
+from bistoch.functional.monarch.api import attend, dense
+from bistoch.functional.monarch.problem import Form
 from bistoch.functional.pose import BalanceOptions, ScoreOptions
 
 
@@ -21,13 +22,16 @@ def elastic_monarch_attention(
     omega: Option = 1.0,
     iters: int = 10,
     updates: int = 2,
-    block: int | None = None,
+    block: int | tuple[int, ...] | None = None,
     pad: str = "post",
+    grid: tuple[int, ...] | None = None,
+    tiles: tuple[int, int] = (1, 1),
     mask: Mask | None = None,
     query_mask: Bool[Tensor, "..."] | None = None,
     key_mask: Bool[Tensor, "..."] | None = None,
     column_mass: Float[Tensor, "..."] | None = None,
     scale: float | None = None,
+    backend: str = "auto",
 ) -> Float[Tensor, "*b n e"]:
     """Attend with a Monarch matrix whose columns are pulled towards equal mass.
 
@@ -44,7 +48,7 @@ def elastic_monarch_attention(
         iters: iterations, each one row and one column step.
         updates: updates of the Monarch form, the `iters` of `monarch_attention`. They come first
             and depend on the column steps; then the form stays, so that the columns can converge.
-        block, pad, mask, query_mask, key_mask: as for `monarch_attention`.
+        block, pad, grid, tiles, mask, query_mask, key_mask, backend: as for `monarch_attention`.
 
     >>> import torch, bistoch
     >>> q, k, v = torch.randn(3, 2, 8, 100, 4).unbind()
@@ -57,7 +61,8 @@ def elastic_monarch_attention(
     inputs.check_omega(operator, omega, batch, query.device)
     pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
     balance = BalanceOptions(lam, omega, iters, None, column_mass)
-    return attend(operator, batch, query, key, value, pairs, balance, updates, block, pad)
+    form = Form(updates, block, pad, grid, tiles, backend)
+    return attend(operator, batch, query, key, value, pairs, balance, form)
 
 
 @export_whole
@@ -70,13 +75,16 @@ def elastic_monarch_plan(
     omega: Option = 1.0,
     iters: int = 10,
     updates: int = 2,
-    block: int | None = None,
+    block: int | tuple[int, ...] | None = None,
     pad: str = "post",
+    grid: tuple[int, ...] | None = None,
+    tiles: tuple[int, int] = (1, 1),
     mask: Mask | None = None,
     query_mask: Bool[Tensor, "..."] | None = None,
     key_mask: Bool[Tensor, "..."] | None = None,
     column_mass: Float[Tensor, "..."] | None = None,
     scale: float | None = None,
+    backend: str = "auto",
 ) -> Float[Tensor, "*b n m"]:
     """The plan of `elastic_monarch_attention` as a dense matrix, for study.
 
@@ -94,4 +102,5 @@ def elastic_monarch_plan(
     inputs.check_omega(operator, omega, batch, query.device)
     pairs = ScoreOptions(eps, scale, mask, query_mask, key_mask)
     balance = BalanceOptions(lam, omega, iters, None, column_mass)
-    return dense(operator, batch, query, key, pairs, balance, updates, block, pad)
+    form = Form(updates, block, pad, grid, tiles, backend)
+    return dense(operator, batch, query, key, pairs, balance, form)

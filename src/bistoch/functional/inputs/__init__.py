@@ -4,6 +4,10 @@ A sentence names the operator, the argument, what was expected in words, what ca
 the remedy.
 """
 
+from bistoch.functional.inputs.grids import check_block as check_block
+from bistoch.functional.inputs.grids import check_grid as check_grid
+from bistoch.functional.inputs.grids import check_others as check_others
+from bistoch.functional.inputs.grids import check_tiles as check_tiles
 from bistoch.functional.inputs.kinds import Mask as Mask
 from bistoch.functional.inputs.kinds import Option as Option
 from bistoch.functional.inputs.matching import check_capacity as check_capacity

