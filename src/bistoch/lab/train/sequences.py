@@ -1,7 +1,7 @@
 """Tasks without classes: the next character of a text, the next rows of a time series."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -94,6 +94,8 @@ class Forecast:
     Args:
         data: what was loaded.
         lookback, horizon: rows of the input and rows of the target.
+        loss: what training minimises: "mse", or "weighted_l1", the absolute error where step k of
+            the horizon, counted from one, weighs 1 / sqrt(k).
 
     >>> values = np.arange(60.0).reshape(30, 2)
     >>> data = Series("line", "series", values, np.arange(30), ("a", "b"), "a", (18, 24, 30))
@@ -104,7 +106,15 @@ class Forecast:
 
     score_name, larger_is_better, kind = "mse", False, "series"
 
-    def __init__(self, data: Series, *, lookback: int, horizon: int):
+    def __init__(
+        self,
+        data: Series,
+        *,
+        lookback: int,
+        horizon: int,
+        loss: Literal["mse", "weighted_l1"] = "mse",
+    ):
+        self.loss = loss
         self.name, self.lookback, self.horizon = data.name, lookback, horizon
         mean, deviation = data.train.mean(0), data.train.std(0)
         scaled = (data.values - mean) / np.where(deviation > 0, deviation, 1)
@@ -140,7 +150,12 @@ class Forecast:
         return Batch((inputs,), self.values[start + torch.arange(self.horizon)])
 
     def losses(self, output: Tensor, target: Tensor) -> Float[Tensor, "b"]:
+        """Mean squared error of a window, or its absolute error with weights."""
+        if self.loss == "mse":
+            return self.scores(output, target)
+        weights = torch.arange(1.0, self.horizon + 1, device=target.device).rsqrt()
+        return ((output.float() - target).abs() * weights[:, None]).flatten(1).mean(-1)
+
+    def scores(self, output: Tensor, target: Tensor) -> Float[Tensor, "b"]:
         """Mean squared error of a window."""
         return (output.float() - target).square().flatten(1).mean(-1)
-
-    scores = losses
