@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool1d, pad
@@ -69,9 +68,7 @@ class DLinear(nn.Module):
         return (self.trend(trend) + self.rest(x - trend)).mT
 
 
-def moving_average(
-    x: Float[Tensor, "b channels n"], length: int
-) -> Float[Tensor, "b channels n"]:
+def moving_average(x: Float[Tensor, "b channels n"], length: int) -> Float[Tensor, "b channels n"]:
     """The mean of the values around every value; the first and the last are repeated outside.
 
     >>> moving_average(torch.tensor([[[0.0, 3.0, 6.0, 6.0]]]), 3)

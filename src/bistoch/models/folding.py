@@ -31,9 +31,9 @@ def embed_folded(
     shift: Float[Tensor, "channels 1 lookback"],
     layer: nn.Linear,
 ) -> Float[Tensor, "b channels dim"]:
-    """The same as `embed`, with one matrix and one offset per channel:
+    """The same as `embed`, with one matrix, and one offset per channel.
 
-        W' = (sum_e factor_e W_e) Q,    offset = (sum_e W_e) shift + bias
+    W' = (sum_e factor_e W_e) Q,    offset = (sum_e W_e) shift + bias
     """
     weight = layer.weight.unflatten(-1, (len(factors), -1))
     # both sums in one product, (dim, 2, lookback)
@@ -61,9 +61,9 @@ def read_out_folded(
     shift: Float[Tensor, "channels 1 horizon"],
     layer: nn.Linear,
 ) -> Float[Tensor, "b channels hidden"]:
-    """The same as `read_out`, with one matrix and one offset per channel:
+    """The same as `read_out`, with one matrix, and one offset per channel.
 
-        W' = sum_e V_e Q^T U_e,    offset = sum_e V_e (Q^T bias_e + shift) + bias
+    W' = sum_e V_e Q^T U_e,    offset = sum_e V_e (Q^T bias_e + shift) + bias
     """
     horizon = shift.shape[-1]
     outer = axes(layer.weight.unflatten(-1, (-1, horizon))).flatten(-2)

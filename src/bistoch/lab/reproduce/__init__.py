@@ -10,6 +10,7 @@ from bistoch.lab.reproduce import (
     cooccurrence,
     hubs,
     jigsaw,
+    olinear,
     prototypes,
     qdsformer,
     rank_decay,
@@ -38,6 +39,8 @@ STUDIES = MappingProxyType({
         sorting.STUDY,
         jigsaw.STUDY,
         cooccurrence.STUDY,
+        olinear.STUDY,
+        olinear.STUDY_FULL,
     )
 })  # fmt: skip
 

@@ -1,0 +1,328 @@
+"""OLinear again: forecasts of several series with a mixer that is swapped under the same rest.
+
+Published is NormLin, a learned matrix whose rows sum to one. Here its columns are balanced too, its
+axes are taken from training rows only, and the baselines are trained instead of quoted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import nn
+
+from bistoch.lab.drawing import PALETTE, QUIET, RULE, grid, tidy
+from bistoch.lab.reproduce.olinear_setup import (
+    AS_PUBLISHED,
+    AVERAGES,
+    BASELINES,
+    DLINEAR,
+    ITRANSFORMER,
+    MIXERS,
+    NAMES,
+    OLINEAR,
+    PUBLISHED_AXES,
+    RERUNS,
+    SETTINGS,
+    Numbers,
+    Sizes,
+    errors_on_test,
+    make_model,
+    open_forecast,
+    recipe_of,
+)
+from bistoch.lab.stats import difference, spread
+from bistoch.lab.study import (
+    Cell,
+    Column,
+    Context,
+    Result,
+    Results,
+    Settings,
+    Study,
+    Table,
+    Verdict,
+)
+from bistoch.lab.train import Ranks, fit
+from bistoch.lab.train.seeds import preserved_random_state, seed_all
+from bistoch.models import operators
+from bistoch.nn import Mixing
+
+NORMLIN, BALANCED = "NormLin", "balanced NormLin"
+Place = tuple[str, int]
+# what decides the question in about an hour: the data sets with the smallest epochs, short and long
+DECIDING: tuple[Place, ...] = (
+    ("etth1", 96), ("etth1", 336), ("etth2", 96), ("exchange", 96), ("illness", 24),
+    ("illness", 60),
+)  # fmt: skip
+FULL = tuple((data, horizon) for data in SETTINGS for horizon in SETTINGS[data].horizons
+             if data != "waves")  # fmt: skip
+
+
+def name_of(data: str, horizon: int, model: str) -> str:
+    """The name of a cell.
+
+    >>> name_of("etth1", 96, "NormLin")
+    'ETTh1 96, NormLin'
+    """
+    return f"{NAMES[data]} {horizon}, {model}"
+
+
+def cells_of(places: tuple[Place, ...], as_published: tuple[Place, ...]) -> list[Cell]:
+    """All models at some places, and the published form in its published width at fewer."""
+    found = []
+    for data, horizon in places:
+        models = [*MIXERS, *BASELINES]
+        # elsewhere the published axes are those of the training rows, but for their form
+        models += [PUBLISHED_AXES] if data.startswith("ett") or data == "waves" else []
+        models += [AS_PUBLISHED] if (data, horizon) in as_published else []
+        found += [
+            Cell(name_of(data, horizon, model), {"data": data, "horizon": horizon, "model": model})
+            for model in models
+        ]
+    return found
+
+
+def cells(smoke: bool) -> list[Cell]:
+    """The cells of a recorded run."""
+    if smoke:
+        return cells_of((("waves", 4),), ())
+    return cells_of(DECIDING, (("etth1", 96),))
+
+
+def sizes(settings: Settings) -> Sizes:
+    """The width and the most epochs."""
+    if settings.smoke:
+        return Sizes(dim=8, epochs=1)
+    epochs = settings.epochs
+    return Sizes() if epochs is None else Sizes(epochs=epochs, slow_epochs=epochs)
+
+
+def run(cell: Cell, seed: int, context: Context) -> Result:
+    """Train one model, and measure its forecasts on test."""
+    data, horizon, model = (cell.options[key] for key in ("data", "horizon", "model"))
+    weighted = model not in BASELINES or model.endswith("weighted L1")
+    task = open_forecast(data, horizon, weighted=weighted)
+    recipe = recipe_of(data, horizon, model, context.sizes)
+    with preserved_random_state():
+        seed_all("weights", seed)
+        network = make_model(data, horizon, model, context.sizes)
+    ranks = Ranks(0, 1, context.device)
+    fitted = fit(network, task, recipe, folder=context.folder, seed=seed, ranks=ranks,
+                 on_step=context.on_step)  # fmt: skip
+    return {
+        **errors_on_test(network, task, context.device),
+        "epochs": len(fitted.curve), "best_epoch": fitted.epoch, "seconds": fitted.seconds,
+        "valid": [row["mse"] for row in fitted.curve],
+        "parameters": sum(p.numel() for p in network.parameters()),
+        **_columns(network),
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def _columns(network: nn.Module) -> dict[str, Any]:
+    """Of learned matrices: the column sums and the elasticity of every block."""
+    found = [one for one in operators(network).values() if isinstance(one, Mixing)]
+    sums, lams = [], []
+    for mixing in found:
+        weight = mixing.weight
+        assert weight is not None
+        tokens = weight.new_zeros(len(weight), 1)
+        sums.append(mixing.plan(tokens, tokens).sum(-2).tolist())
+        lams.append(float(mixing.options()["lam"]))
+    return {"columns": sums, "lam": lams} if found else {}
+
+
+def places_of(results: Results) -> list[Place]:
+    """The data sets and horizons of a run, in order."""
+    return list(dict.fromkeys((r.options["data"], r.options["horizon"]) for r in results.rows))
+
+
+def relative(
+    results: Results, ours: str, base: str, metric: str = "mse", places: list[Place] | None = None
+) -> list[float]:
+    """Error over that of another model in percent, averaged over places; one number per seed."""
+    places = places_of(results) if places is None else places
+    by_seed: dict[int, list[float]] = {}
+    for place in places:
+        us, them = (results.by_seed(name_of(*place, model)) for model in (ours, base))
+        for seed in us.keys() & them.keys():
+            change = us[seed][metric] / them[seed][metric] - 1
+            by_seed.setdefault(seed, []).append(100 * change)
+    # a seed that lacks a place is not comparable with one that has it
+    most = max(map(len, by_seed.values()), default=0)
+    return [mean(found) for _, found in sorted(by_seed.items()) if len(found) == most]
+
+
+def _claim(
+    results: Results, text: str, ours: str, base: str, places: list[Place] | None = None
+) -> Verdict:
+    each = relative(results, ours, base, places=places)
+    if not each:
+        return Verdict(text, "not measured", "inconclusive")
+    found = difference(each)
+    return Verdict(text, f"{found.text('.2f')} %, {len(each)} seeds", found.verdict(larger=False))
+
+
+def checks(results: Results) -> list[Verdict]:
+    """What was claimed or asked, over all data sets and horizons of the run."""
+    found = [
+        _claim(results, f"{text}: the MSE is lower, on average over data sets and horizons", *pair)
+        for text, *pair in (
+            ("NormLin against no mixing of channels (published)", NORMLIN, "no mixing"),
+            ("NormLin against softmax attention (published)", NORMLIN, "softmax attention"),
+            ("balanced NormLin, lam = 1, against NormLin", BALANCED, NORMLIN),
+            ("elastic NormLin, lam = 0.5, against NormLin", "elastic NormLin", NORMLIN),
+            ("NormLin with a learned lam against NormLin", "learned lam", NORMLIN),
+            ("published axes against those of training rows", PUBLISHED_AXES, NORMLIN),
+            ("OLinear as published, 512 wide, against 128 wide", AS_PUBLISHED, NORMLIN),
+            ("OLinear against DLinear (published)", NORMLIN, "DLinear"),
+            ("OLinear against DLinear with the same loss", NORMLIN, "DLinear, weighted L1"),
+            ("OLinear against iTransformer (published)", NORMLIN, "iTransformer"),
+            ("OLinear against iTransformer with the same loss", NORMLIN,
+             "iTransformer, weighted L1"),
+        )
+    ]  # fmt: skip
+    for place in places_of(results):
+        text = f"{NAMES[place[0]]} {place[1]}: balanced NormLin has a lower MSE than NormLin"
+        found.append(_claim(results, text, BALANCED, NORMLIN, [place]))
+    return found
+
+
+def tables(results: Results) -> list[Table]:
+    """Beside the published numbers; the mixers; averages over horizons where all are there."""
+    return [published_table(results), mixer_table(results), *average_table(results)]
+
+
+def published_table(results: Results) -> Table:
+    """MSE / MAE by data set and horizon, ours and published."""
+    models: Mapping[str, Numbers] = {
+        NORMLIN: OLINEAR, "DLinear": DLINEAR, "iTransformer": ITRANSFORMER,
+    }  # fmt: skip
+    rows = []
+    for data, horizon in places_of(results):
+        line = [f"{NAMES[data]} {horizon}"]
+        for model, numbers in models.items():
+            line.append(_errors(results, name_of(data, horizon, model)))
+            known = numbers.get(data)
+            line.append(_pair(known[SETTINGS[data].horizons.index(horizon)]) if known else "")
+        rows.append(line)
+    head = ["data, horizon"]
+    for model in ("OLinear", "DLinear", "iTransformer"):
+        head += [f"{model} here", f"{model} published"]
+    caption = "MSE / MAE on test, mean over seeds. Published: Table 15 of the paper, one seed."
+    return Table(head, rows, caption)
+
+
+def mixer_table(results: Results) -> Table:
+    """Every model at every place: errors, and the MSE against that of NormLin."""
+    columns = [Column("MSE", "mse", ".4f", compared=True), Column("MAE", "mae", ".4f"),
+               Column("best epoch", "best_epoch", ".1f")]  # fmt: skip
+
+    def base(name: str) -> str:
+        options = results.options(name)
+        return name_of(options["data"], options["horizon"], NORMLIN)
+
+    lams = {
+        name: f"{spread([mean(lam) for lam in results.values(name, 'lam')], form='.2f')}"
+        for name in results.names if results.values(name, "lam")
+    }  # fmt: skip
+    sums = {
+        name: f"{mean(max(map(max, found)) for found in results.values(name, 'columns')):.2f}"
+        for name in lams
+    }
+    return results.table(
+        columns, "Differences to NormLin, paired by seed, with 95 % intervals. Lam and largest "
+        "column sum: of the trained matrices.", baseline=base,
+        more={"lam": lams, "largest column sum": sums},
+    )  # fmt: skip
+
+
+def average_table(results: Results) -> list[Table]:
+    """MSE / MAE averaged over the four horizons, for data sets that have all."""
+    rows = []
+    for data in dict.fromkeys(data for data, _ in places_of(results)):
+        horizons = [h for d, h in places_of(results) if d == data]
+        if len(horizons) < 4 or data not in AVERAGES:
+            continue
+        line = [NAMES[data]]
+        for model in (NORMLIN, BALANCED, "no mixing", "DLinear", "iTransformer"):
+            names = [name_of(data, horizon, model) for horizon in horizons]
+            line.append(_pair(tuple(mean(results.mean(n, m) for n in names)
+                                    for m in ("mse", "mae"))))  # fmt: skip
+        rows.append([*line, _pair(AVERAGES[data]), _pair(RERUNS[data]) if data in RERUNS else ""])
+    head = ("data", NORMLIN, BALANCED, "no mixing", "DLinear", "iTransformer", "published",
+            "another group's run")  # fmt: skip
+    caption = "MSE / MAE, averaged over the four horizons and seeds."
+    return [Table(head, rows, caption)] if rows else []
+
+
+def _errors(results: Results, name: str) -> str:
+    if name not in results.names or not results.by_seed(name):
+        return ""
+    return _pair((results.mean(name, "mse"), results.mean(name, "mae")))
+
+
+def _pair(numbers: tuple[float | None, ...]) -> str:
+    """Two errors as text.
+
+    >>> _pair((0.36, 0.3821))
+    '0.360 / 0.382'
+    """
+    return " / ".join("" if one is None else f"{one:.3f}" for one in numbers).rstrip(" /")
+
+
+def figure(results: Results) -> Any:
+    """The MSE of every mixer and baseline over that of NormLin, a panel per data and horizon."""
+    places = places_of(results)
+    models = [m for m in (*MIXERS, PUBLISHED_AXES, *BASELINES) if m != NORMLIN][::-1]
+    made, panels = grid(len(places), 3, width=3.9, height=3.1)
+    for axes, place in zip(panels, places, strict=True):
+        base = results.by_seed(name_of(*place, NORMLIN))
+        for height, model in enumerate(models):
+            found = results.by_seed(name_of(*place, model))
+            each = [100 * (found[s]["mse"] / base[s]["mse"] - 1) for s in found if s in base]
+            if not each:
+                continue
+            colour = QUIET if model in BASELINES else PALETTE[1 if model == BALANCED else 0]
+            axes.plot(each, [height] * len(each), "o", color=colour, markersize=4, alpha=0.55)
+            axes.plot([mean(each)] * 2, [height - 0.3, height + 0.3], color=colour, linewidth=2)
+        axes.axvline(0, color=RULE, linewidth=1)
+        axes.set_yticks(range(len(models)), models)
+        axes.set_xscale("symlog", linthresh=5)
+        axes.set_xticks([-5, 0, 5, 20], ["-5", "0", "5", "20"])
+        tidy(axes, f"{NAMES[place[0]]}, horizon {place[1]}", "MSE over that of NormLin, %")
+        if axes is not panels[0] and len(panels) > 1 and panels.index(axes) % 3:
+            axes.set_yticklabels([])
+    return made
+
+
+STUDY = Study(
+    name="olinear",
+    title="Forecasts with a balanced mixer",
+    question="Does a learned matrix that mixes series forecast better if its columns are balanced?",
+    source="Yue et al., OLinear, NeurIPS 2025; balance is this library's question",
+    about="OLinear with its published settings (reversible normalization, axes without "
+    "correlation, an L1 loss that weighs step k by 1 / sqrt(k), Adam, early stopping) and 128 "
+    "features instead of 512. The learning rate halves every epoch, so 6 epochs are trained "
+    "instead of up to 30, and 30 where it decays slowly. Axes come from the training rows. "
+    "Only the mixer changes between models; DLinear and iTransformer are trained with the squared "
+    "error, as published, and with the loss of OLinear. Errors are those of the weights with the "
+    "lowest MSE on the validation rows, on all test windows.",
+    sizes=sizes,
+    cells=cells,
+    run=run,
+    checks=checks,
+    tables=tables,
+    figure=figure,
+    caption="Dots: seeds. Bars: their means. Left of zero is better than NormLin; the axis is "
+    "linear up to 5 % and logarithmic beyond.",
+    seeds=(0, 1, 2),
+    epochs=6,
+)  # fmt: skip
+# all data sets and horizons: a day on two cores
+STUDY_FULL = replace(
+    STUDY, name="olinear-full", title="Forecasts with a balanced mixer, all data sets",
+    cells=lambda smoke: cells(True) if smoke else cells_of(FULL, FULL),
+)  # fmt: skip
