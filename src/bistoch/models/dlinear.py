@@ -45,6 +45,7 @@ class DLinear(nn.Module):
     Args:
         config: its sizes.
 
+    >>> import torch
     >>> model = DLinear(DLinearConfig(channels=3, lookback=24, horizon=12))
     >>> model(torch.randn(2, 24, 3)).shape
     torch.Size([2, 12, 3])
@@ -71,6 +72,7 @@ class DLinear(nn.Module):
 def moving_average(x: Float[Tensor, "b channels n"], length: int) -> Float[Tensor, "b channels n"]:
     """The mean of the values around every value; the first and the last are repeated outside.
 
+    >>> import torch
     >>> moving_average(torch.tensor([[[0.0, 3.0, 6.0, 6.0]]]), 3)
     tensor([[[1., 3., 5., 6.]]])
     """

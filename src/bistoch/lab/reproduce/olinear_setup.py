@@ -209,7 +209,7 @@ def published_correlation(
 
     >>> wave = torch.arange(50.0).mul(0.3).sin()[:, None]
     >>> published_correlation(wave, 2, 40).diagonal()
-    tensor([1.0000, 1.0000], dtype=torch.float64)
+    tensor([1., 1.], dtype=torch.float64)
     """
     found = []
     for channel in values[:rows].double().unbind(-1):
