@@ -108,8 +108,8 @@ class Sizes:
     """The width, and the most epochs: of a rate that halves, and of one that decays slowly."""
 
     dim: int = 128
-    epochs: int = 6
-    slow_epochs: int = 30
+    epochs: int = 5
+    slow_epochs: int = 10
 
 
 def at_horizon(value: Any, data: str, horizon: int) -> Any:
