@@ -36,8 +36,9 @@ def write(path, rows=120, head="Date,warm,wind", **changes):
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("series")
     data = write(folder / "mine.csv")
-    result = run("train", "--data", data, "--model", MODEL, "--operator", "mixing", "--epochs", 12, "--batch-size", 8,
-                 "--lr", 0.01, "--no-tensorboard", "--out", folder / "run")  # fmt: skip
+    result = run("train", "--data", data, "--model", MODEL, "--operator", "mixing", "--epochs", 12,
+                 "--batch-size", 8, "--lr", 0.01, "--no-tensorboard",
+                 "--out", folder / "run")  # fmt: skip
     assert result.exit_code == 0, result.output
     assert f"forecast: bistoch predict {folder / 'run'} {data}" in result.output
     return folder
@@ -97,7 +98,7 @@ def test_a_short_series_is_told_how_many_rows_are_needed(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_a_plot_belongs_to_a_series(trained, tmp_path):
+def test_one_file_that_exists_is_continued(trained, tmp_path):
     refused = run("predict", trained / "run", trained / "mine.csv", trained / "mine.csv")
     assert "continues one series" in refused.stderr
     refused = run("predict", trained / "run", tmp_path / "gone.csv")
