@@ -54,6 +54,13 @@ def test_the_published_matrix_divides_by_one_variance_and_the_clean_one_by_both(
     torch.testing.assert_close(lag_correlation(values, 5, train_rows=60), pearson)
 
 
+def test_axes_are_compared_on_test_rows(drifting):
+    found = setup.compare_axes("etth1", 8)
+    assert 0 < found["alike"] < 0.99
+    assert 0 < found["left_clean"] < 1
+    assert found["left_clean"] != found["left_published"]
+
+
 def test_settings_are_the_published_ones():
     assert [setup.at_horizon(setup.SETTINGS["etth2"].dropout, "etth2", h) for h in (96, 720)] == [
         0.2, 0.3,
@@ -107,12 +114,11 @@ def test_the_full_set_has_all_data_sets_and_horizons():
     assert {"olinear", "olinear-full"} <= set(STUDIES)
 
 
-def test_a_smoke_run_needs_no_file_and_resumes(tmp_path, monkeypatch):
-    monkeypatch.setattr(olinear, "cells", lambda smoke: [
-        cell for cell in olinear.cells_of((("waves", 4),), ())
-        if cell.options["model"] in ("NormLin", "balanced NormLin", "learned lam", "DLinear")
-    ])  # fmt: skip
-    study = olinear.replace(olinear.STUDY, cells=olinear.cells)
+def test_a_smoke_run_needs_no_file_and_resumes(tmp_path):
+    models = ("NormLin", "balanced NormLin", "learned lam", "DLinear", olinear.AXES)
+    study = olinear.replace(
+        olinear.STUDY, cells=lambda smoke: olinear.cells_of({("waves", 4): models})
+    )
     settings = Settings(out=tmp_path, seeds=(0,), smoke=True)
     page = run_study(study, settings, Console(quiet=True))
     assert "smoke run" in page.read_text(encoding="utf-8")

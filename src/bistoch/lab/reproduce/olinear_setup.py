@@ -21,6 +21,7 @@ from bistoch.models import (
     ITransformerConfig,
 )
 from bistoch.nn import OrthoTrans
+from bistoch.nn.orthotrans import lag_correlation
 
 LONG, WEEKS = (96, 192, 336, 720), (24, 36, 48, 60)
 
@@ -217,6 +218,24 @@ def published_correlation(
         if bool((covariance.diagonal() >= 1e-4).all()):
             found.append(covariance / covariance.diagonal())
     return torch.stack(found).mean(0)
+
+
+def compare_axes(data: str, length: int) -> dict[str, float]:
+    """How far published axes are from clean ones, and what either leaves of the correlations.
+
+    `left` is the share of the squared correlations of the test rows that is off the diagonal in
+    the new axes; `alike` the mean absolute cosine of the ten largest axes of both.
+    """
+    series = read_data(data)
+    values = torch.from_numpy(series.values)
+    test = values[series.borders[1] : series.borders[2]]
+    correlation = lag_correlation(test, length, train_rows=len(test))
+    clean, published = (find_axes(data, length, published=p).double() for p in (False, True))
+    found = {"alike": (clean[:10] * published[:10]).sum(-1).abs().mean().item()}
+    for name, axes in (("clean", clean), ("published", published)):
+        turned = (axes @ correlation @ axes.T).square()
+        found[f"left_{name}"] = 1 - (turned.trace() / turned.sum()).item()
+    return found
 
 
 @torch.no_grad()
