@@ -105,6 +105,17 @@ def test_a_verdict_is_a_paired_interval_of_relative_errors():
     assert said["OLinear against DLinear (published)"] == "inconclusive"
 
 
+def test_a_place_without_all_seeds_is_left_out_of_an_average():
+    lone = [
+        Row(olinear.name_of("etth2", 96, model), 0, {"data": "etth2", "horizon": 96}, {"mse": mse})
+        for model, mse in (("NormLin", 1.0), ("balanced NormLin", 9.0))
+    ]
+    results = Results(rows({"NormLin": (1.0, 2.0), "balanced NormLin": (1.1, 2.2)}) + lone)
+    np.testing.assert_allclose(olinear.relative(results, "balanced NormLin", "NormLin"), (10, 10))
+    one = olinear.relative(results, "balanced NormLin", "NormLin", places=[("etth2", 96)])
+    np.testing.assert_allclose(one, [800])
+
+
 def test_the_full_set_has_all_data_sets_and_horizons():
     full = olinear.STUDY_FULL.cells(False)
     assert len({(c.options["data"], c.options["horizon"]) for c in full}) == 7 * 4

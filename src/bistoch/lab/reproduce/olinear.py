@@ -154,16 +154,17 @@ def relative(
     results: Results, ours: str, base: str, metric: str = "mse", places: list[Place] | None = None
 ) -> list[float]:
     """Error over that of another model in percent, averaged over places; one number per seed."""
-    places = places_of(results) if places is None else places
-    by_seed: dict[int, list[float]] = {}
-    for place in places:
+    found: dict[Place, dict[int, float]] = {}
+    for place in places_of(results) if places is None else places:
         us, them = (results.by_seed(name_of(*place, model)) for model in (ours, base))
-        for seed in us.keys() & them.keys():
-            change = us[seed][metric] / them[seed][metric] - 1
-            by_seed.setdefault(seed, []).append(100 * change)
-    # a seed that lacks a place is not comparable with one that has it
-    most = max(map(len, by_seed.values()), default=0)
-    return [mean(found) for _, found in sorted(by_seed.items()) if len(found) == most]
+        found[place] = {
+            seed: 100 * (us[seed][metric] / them[seed][metric] - 1)
+            for seed in sorted(us.keys() & them.keys())
+        }
+    # places that lack seeds of others are left out, or their means would not be comparable
+    most = max(map(len, found.values()), default=0)
+    whole = [each for each in found.values() if len(each) == most]
+    return [mean(each[seed] for each in whole) for seed in whole[0]] if most else []
 
 
 def _claim(
@@ -173,7 +174,8 @@ def _claim(
     if not each:
         return Verdict(text, "not measured", "inconclusive")
     found = difference(each)
-    return Verdict(text, f"{found.text('.2f')} %, {len(each)} seeds", found.verdict(larger=False))
+    seeds = "1 seed" if len(each) == 1 else f"{len(each)} seeds"
+    return Verdict(text, f"{found.text('.2f')} %, {seeds}", found.verdict(larger=False))
 
 
 def checks(results: Results) -> list[Verdict]:
