@@ -111,13 +111,13 @@ class Forecaster(nn.Module):
         x = embed_folded(scaled.mT, self.factors, self.axes_in, self.shift_in, self.embed)
         for block in self.blocks:
             x = block(x)
-        first, *rest = self.head
+        first: nn.Linear = self.head[0]  # type: ignore[assignment]
         pays = folding_pays(
             len(x) * config.channels, config.extend, config.horizon, config.dim, first.out_features
         )
         last = read_out_folded if pays else read_out
         x = last(self.norm(x), self.unfold, self.axes_out, self.shift_out, first)
-        for layer in rest:
+        for layer in list(self.head)[1:]:
             x = layer(x)
         return self.scale.undo(x.mT, level)
 

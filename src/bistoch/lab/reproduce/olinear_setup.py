@@ -135,9 +135,11 @@ def read_data(name: str) -> Series:
 
 def open_forecast(data: str, horizon: int, *, weighted: bool) -> Forecast:
     """The task with the loss of OLinear, or with the squared error of the baselines."""
-    loss = "weighted_l1" if weighted else "mse"
     lookback = SETTINGS[data].lookback
-    return Forecast(read_data(data), lookback=lookback, horizon=horizon, loss=loss)
+    return Forecast(
+        read_data(data), lookback=lookback, horizon=horizon,
+        loss="weighted_l1" if weighted else "mse",
+    )  # fmt: skip
 
 
 def recipe_of(data: str, horizon: int, model: str, sizes: Sizes) -> Recipe:
