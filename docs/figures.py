@@ -35,6 +35,7 @@ from making.studies import (
     hubs,
     lookup_sinks,
     monarch_conversion,
+    olinear,
     prototypes,
     rank_decay,
     retrieval,
@@ -54,7 +55,8 @@ def main() -> None:
         delta_lm, delta_time, pace, pace_gradient, pace_rivals, lab_fashion, lab_fashion_long,
         lab_points, lab_text, lab_scores,
         search_gain, retrieval, hubs, prototypes, router, registration, sorting, jigsaw,
-        cooccurrence, explorer_page, converted, choosing, trained_head, layouts, monarch_conversion,
+        cooccurrence, olinear, explorer_page, converted, choosing, trained_head, layouts,
+        monarch_conversion,
     ):  # fmt: skip
         measure()
         print(f"done: {measure.__name__}")

@@ -14,6 +14,7 @@ from bistoch.lab.reproduce import cooccurrence as cooccurrence_study
 from bistoch.lab.reproduce import delta_lm as delta_study
 from bistoch.lab.reproduce import hubs as hubs_study
 from bistoch.lab.reproduce import monarch_conversion as monarch_study
+from bistoch.lab.reproduce import olinear as olinear_study
 from bistoch.lab.reproduce import prototypes as prototype_study
 from bistoch.lab.reproduce import rank_decay as rank_study
 from bistoch.lab.reproduce import retrieval as retrieval_study
@@ -109,6 +110,16 @@ def monarch_conversion() -> None:
         "monarch_verdicts": (("asked", "measured", "holds"), monarch_study.checks(results)),
     }.items():
         put_table("monarch_conversion.md", name, head, rows)
+
+
+def olinear() -> None:
+    """Forecasts with swapped mixers; from the record of the study."""
+    results = read_record(RECORDS / "olinear.json")
+    save(olinear_study.figure(results), "olinear")
+    asked = olinear_study.checks(results)
+    put_table("olinear.md", "olinear_verdicts", ("asked", "measured", "holds"), asked)
+    put_table("olinear.md", "olinear_published", *olinear_study.published_table(results)[:2])
+    put_table("olinear.md", "olinear_mixers", *olinear_study.mixer_table(results)[:2])
 
 
 def router() -> None:

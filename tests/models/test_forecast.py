@@ -53,6 +53,23 @@ def test_normlin_has_no_queries_and_a_matrix_of_its_own_in_each_block():
     assert type(make("softmax").blocks[0].attention) is Attention
 
 
+def test_dropout_on_the_plan_is_for_training_and_for_mixing():
+    plain, dropping = make(), make(plan_dropout=0.5)
+    dropping.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 7, 5).double()
+    assert torch.equal(dropping(x), plain(x))
+    mixer, tokens = dropping.blocks[0].attention.train(), torch.randn(3, 5, 8).double()
+    torch.manual_seed(0)
+    found = mixer(tokens)
+    torch.manual_seed(0)
+    # one draw for all windows, and what is left is scaled up
+    keeps = torch.nn.functional.dropout(torch.ones(5, 5).double(), 0.5)
+    plan = mixer.operator.plan(tokens[0], tokens[0]) * keeps
+    torch.testing.assert_close(found, mixer.out(plan @ mixer.value(tokens)))
+    with pytest.raises(ValueError, match="plan_dropout belongs to the operator mixing, but it is"):
+        make("softmax", plan_dropout=0.5)
+
+
 def test_only_a_mixer_carries_one_channel_to_another():
     x = torch.randn(1, 7, 5, requires_grad=True, dtype=torch.float64)
 

@@ -18,6 +18,7 @@ SMALL = {
     "text": {"vocabulary": 11, "classes": 3, "dim": 8, "heads": 2},
     "lm": {"vocabulary": 11, "depth": 2, "dim": 8, "heads": 2},
     "forecast": {"channels": 5, "lookback": 7, "horizon": 3, "extend": 2, "dim": 8, "heads": 2},
+    "itransformer": {"channels": 5, "lookback": 7, "horizon": 3, "dim": 8, "heads": 2},
 }
 
 
@@ -31,6 +32,7 @@ def example(name):
         "text": (ids, (2, 3)),
         "lm": (ids, (2, 7, 11)),
         "forecast": (torch.randn(2, 7, 5), (2, 3, 5)),
+        "itransformer": (torch.randn(2, 7, 5), (2, 3, 5)),
     }[name]
 
 

@@ -71,7 +71,7 @@ CONSTRUCTORS = {
     nn.Quantum: ({}, {"learn": CHOICE, "tokens": count(0, -1)}),
     nn.Mixing: ({"tokens": N}, {
         "learn": CHOICE, "tokens": count(0, -1), "keys": count(0, -1),
-        "generator": {"number": 3, "text": "seed"},
+        "generator": {"number": 3, "text": "seed"}, "learn_lam": FLAG,
     }),
     nn.LowRank: ({"size": D}, {
         "size": COUNT, "rank": COUNT, "heads": count(0, -1), "learn_mass": FLAG,

@@ -109,3 +109,26 @@ def test_state_dict_round_trip():
 def test_mistakes_are_told(make, sentence):
     with pytest.raises(ValueError, match=sentence):
         make()
+
+
+def test_mixing_learns_how_far_it_balances():
+    mixing = Mixing(tokens=5, lam=0.5, learn_lam=True, iters=200).double()
+    assert repr(mixing) == "mixing(tokens=5, iters=200, learn_lam=True)"
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    fixed = Mixing(tokens=5, lam=0.5, iters=200).double()
+    fixed.weight = mixing.weight
+    torch.testing.assert_close(mixing(x, x, x), fixed(x, x, x))
+    mixing(x, x, x).square().sum().backward()
+    assert mixing.lam.shape == ()
+    assert mixing.lam.grad != 0
+    # a step beyond the end is used as the end
+    with torch.no_grad():
+        mixing.lam.fill_(1.3)
+    torch.testing.assert_close(
+        mixing.plan(x, x).sum(-2), torch.ones(2, 5).double(), rtol=1e-4, atol=0
+    )
+    each = Mixing(tokens=5, learn="head", heads=3, learn_lam=True)
+    assert each.lam.tolist() == [0.0, 0.0, 0.0]
+    assert each(*torch.randn(3, 2, 3, 5, 4).unbind()).shape == (2, 3, 5, 4)
+    with pytest.raises(ValueError, match=r"Mixing: lam must be .*1\.5"):
+        Mixing(tokens=5, lam=1.5, learn_lam=True)

@@ -27,6 +27,8 @@ class Schedule(StrEnum):
     COSINE = "cosine"
     STEPS = "steps"
     CONSTANT = "constant"
+    HALVING = "halving"
+    DECAY = "decay"
 
 
 class Precision(StrEnum):

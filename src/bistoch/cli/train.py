@@ -40,7 +40,8 @@ Samples = Annotated[
     list[Path],
     typer.Argument(
         metavar="SAMPLES...",
-        help="Images or folders of them, .npz or .npy, .csv, .tsv, .jsonl or .txt.",
+        help="Images or folders of them, .npz or .npy, .csv, .tsv, .jsonl or .txt; one .csv with "
+        "the latest rows of a series.",
     ),
 ]
 
@@ -108,6 +109,9 @@ def train(
             markup=False,
         )  # fmt: skip
         console.print(f"run: {out}", markup=False, soft_wrap=True)
+        if task.kind == "series" and Path(data).is_file():
+            command = f"bistoch predict {out} {data} --out forecast.csv --plot forecast.png"
+            console.print(f"forecast: {command}", markup=False, soft_wrap=True)
 
 
 class _EpochProgress:
@@ -157,20 +161,37 @@ def predict(
     out: Annotated[
         Path | None, option("Write a .csv file.", default="print", dir_okay=False)
     ] = None,
+    plot: Annotated[
+        Path | None, option("Of a series: draw the forecast.", default="none", dir_okay=False)
+    ] = None,
 ) -> None:
-    """Classify your own images, texts or points with a trained model, with probabilities.
+    """Classify your own images, texts or points, or forecast a series, with a trained model.
 
-    Images of another size are scaled as they were in training, or as --resize says.
+    Images of another size are scaled as they were in training, or as --resize says. A forecast
+    begins after the last row of the file.
     """
     from bistoch.lab import train as lab
     from bistoch.lab.files import write_whole
+    from bistoch.lab.train import predict_series as series
 
     pictures = read_pictures(resize, None, corrupt)
-    predictions = lab.predict(lab.restore_run(run), samples, pictures=pictures)
+    restored = lab.restore_run(run)
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(lab.Prediction._fields)
-    writer.writerows((p.sample, p.label, f"{p.probability:.4f}") for p in predictions)
+    if restored.config["kind"] == "series":
+        forecast = series.predict_series(restored, samples, pictures=pictures)
+        writer.writerows(forecast.table())
+        if plot is not None:
+            write_whole(plot, series.draw_forecast(forecast))
+    else:
+        if plot is not None:
+            raise ValueError(
+                "predict: --plot draws the forecast of a series, but the model was trained on "
+                f"{restored.config['kind']}; leave it out"
+            )
+        predictions = lab.predict(restored, samples, pictures=pictures)
+        writer.writerow(lab.Prediction._fields)
+        writer.writerows((p.sample, p.label, f"{p.probability:.4f}") for p in predictions)
     if out is None:
         sys.stdout.write(table.getvalue())
     else:

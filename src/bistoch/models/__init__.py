@@ -12,8 +12,12 @@ from bistoch.models.build import Model as Model
 from bistoch.models.build import Preset as Preset
 from bistoch.models.build import make_config
 from bistoch.models.build import operators as operators
+from bistoch.models.dlinear import DLinear as DLinear
+from bistoch.models.dlinear import DLinearConfig as DLinearConfig
 from bistoch.models.forecast import ForecastConfig as ForecastConfig
 from bistoch.models.forecast import Forecaster as Forecaster
+from bistoch.models.itransformer import ITransformer as ITransformer
+from bistoch.models.itransformer import ITransformerConfig as ITransformerConfig
 from bistoch.models.lm import LanguageConfig as LanguageConfig
 from bistoch.models.lm import LanguageModel as LanguageModel
 from bistoch.models.points import PointConfig as PointConfig
@@ -34,6 +38,7 @@ MODELS = MappingProxyType({
     "text": Model(TextConfig, TextEncoder, ("text", "tokens"), ("vocabulary", "classes")),
     "lm": Model(LanguageConfig, LanguageModel, ("corpus",), ("vocabulary",)),
     "forecast": Model(ForecastConfig, Forecaster, ("series",), ("channels",)),
+    "itransformer": Model(ITransformerConfig, ITransformer, ("series",), ("channels",)),
 })  # fmt: skip
 
 PRESETS = MappingProxyType({

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from bistoch.functional import check_options, inputs, read_call
 from bistoch.nn import OperatorModule
@@ -68,6 +68,17 @@ def check_sizes(model: str, config: Any, *counts: str) -> None:
     for name in counts:
         inputs.check_count(model, name, getattr(config, name), least=1)
     check_division(model, "dim", config.dim, "heads", config.heads)
+
+
+def check_windows(model: str, windows: Tensor, lookback: int, channels: int) -> None:
+    """Check the input of a forecaster: windows of the length and the channels it was built for."""
+    inputs.check_floating(model, "windows", windows, axes="(batch, lookback, channels)", rank=3)
+    if windows.shape[1:] != (lookback, channels):
+        raise ValueError(
+            f"{model}: windows must be (batch, lookback, channels) = (batch, {lookback}, "
+            f"{channels}), but their shape is {tuple(windows.shape)}; build the model for that "
+            "lookback and channels"
+        )
 
 
 def operators(model: nn.Module) -> dict[str, OperatorModule]:

@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bistoch.functional import OPERATORS, inputs, parse_operator
-from bistoch.models.build import check_sizes
+from bistoch.models.build import check_sizes, check_windows
+from bistoch.models.folding import embed_folded, folding_pays, read_out, read_out_folded
 from bistoch.nn import Attention, Mixing, OrthoTrans
 from bistoch.nn.block import feed_forward
 
@@ -26,6 +27,8 @@ class ForecastConfig:
         mlp: hidden features of the MLP of a block in units of `dim`.
         mix: whether channels are mixed at all.
         dropout: probability of dropping an output of mixer, MLP or head.
+        plan_dropout: probability of dropping an entry of the matrix of NormLin in training, as the
+            published code does; its sums are then no longer those of the operator.
     """
 
     channels: int
@@ -38,10 +41,12 @@ class ForecastConfig:
     mlp: int = 1
     mix: bool = True
     dropout: float = 0.1
+    plan_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         names = ("channels", "lookback", "horizon", "extend", "depth", "mlp")
         check_sizes("Forecaster", self, *names)
+        inputs.check_probability("Forecaster", "plan_dropout", self.plan_dropout)
 
 
 class Forecaster(nn.Module):
@@ -49,7 +54,7 @@ class Forecaster(nn.Module):
 
     Every channel is one token. With "mixing", the default, the mixer is NormLin: a learned matrix
     that does not depend on the tokens. Any other operator mixes by attention, and `mix=False` not
-    at all. There is no dropout on the plan, which would change its sums.
+    at all. By default there is no dropout on the plan, which would change its sums.
 
     Call `fit_axes` with the training rows before the first step: until then the basis is the
     identity.
@@ -101,24 +106,20 @@ class Forecaster(nn.Module):
     ) -> Float[Tensor, "b horizon channels"]:
         """The next time steps of every channel."""
         config = self.config
-        inputs.check_floating(
-            "Forecaster", "windows", windows, axes="(batch, lookback, channels)", rank=3
-        )
-        if windows.shape[1:] != (config.lookback, config.channels):
-            raise ValueError(
-                f"Forecaster: windows must be (batch, lookback, channels) = (batch, "
-                f"{config.lookback}, {config.channels}), but their shape is "
-                f"{tuple(windows.shape)}; build the model for that lookback and channels"
-            )
+        check_windows("Forecaster", windows, config.lookback, config.channels)
         scaled, level = self.scale(windows)
-        # (batch, channels, extend, lookback)
-        x = self.factors * scaled.transpose(-1, -2).unsqueeze(-2)
-        x = self.embed((self.axes_in(x) + self.shift_in).flatten(-2))
+        x = embed_folded(scaled.mT, self.factors, self.axes_in, self.shift_in, self.embed)
         for block in self.blocks:
             x = block(x)
-        x = self.unfold(self.norm(x)).unflatten(-1, (config.extend, config.horizon))
-        x = self.head((self.axes_out.inverse(x) + self.shift_out).flatten(-2))
-        return self.scale.undo(x.transpose(-1, -2), level)
+        first: nn.Linear = self.head[0]  # type: ignore[assignment]
+        pays = folding_pays(
+            len(x) * config.channels, config.extend, config.horizon, config.dim, first.out_features
+        )
+        last = read_out_folded if pays else read_out
+        x = last(self.norm(x), self.unfold, self.axes_out, self.shift_out, first)
+        for layer in list(self.head)[1:]:
+            x = layer(x)
+        return self.scale.undo(x.mT, level)
 
 
 class ForecastBlock(nn.Module):
@@ -142,14 +143,19 @@ class ForecastBlock(nn.Module):
 class StaticMixer(nn.Module):
     """A mixer whose plan does not depend on the tokens: out(plan @ value(x))."""
 
-    def __init__(self, dim: int, operator: nn.Module):
+    def __init__(self, dim: int, operator: Mixing, plan_dropout: float = 0.0):
         super().__init__()
         self.value = nn.Linear(dim, dim)
         self.operator = operator
+        self.plan_dropout = nn.Dropout(plan_dropout)
         self.out = nn.Linear(dim, dim)
 
     def forward(self, x: Float[Tensor, "b channels d"]) -> Float[Tensor, "b channels d"]:
         """The mixed channels."""
+        if self.training and self.plan_dropout.p:
+            # one draw for the batch: there is one plan
+            plan = self.plan_dropout(self.operator.plan(x[0], x[0]))
+            return self.out(plan @ self.value(x))
         return self.out(self.operator(x, x, self.value(x)))
 
 
@@ -160,6 +166,11 @@ class RevIN(nn.Module):
 
     Mean and deviation receive no gradient.
 
+    Args:
+        channels: number of series.
+        eps: added to the variance.
+        learned: whether factor and shift, one and zero at first, are parameters.
+
     >>> import torch
     >>> scale, x = RevIN(3), 5 + 2 * torch.randn(2, 11, 3)
     >>> z, level = scale(x)
@@ -169,11 +180,15 @@ class RevIN(nn.Module):
     Reference: Kim et al., Reversible instance normalization, ICLR 2022.
     """
 
-    def __init__(self, channels: int, eps: float = 1e-5):
+    factor: Tensor
+    shift: Tensor
+
+    def __init__(self, channels: int, eps: float = 1e-5, *, learned: bool = True):
         super().__init__()
         self.eps = eps
-        self.factor = nn.Parameter(torch.ones(channels))
-        self.shift = nn.Parameter(torch.zeros(channels))
+        keep = nn.Parameter if learned else nn.Buffer
+        self.factor = keep(torch.ones(channels))
+        self.shift = keep(torch.zeros(channels))
 
     def forward(
         self, x: Float[Tensor, "b n channels"]
@@ -196,7 +211,13 @@ def _mixer(config: ForecastConfig, operator: str | nn.Module) -> nn.Module:
     if isinstance(operator, str):
         row, options = parse_operator(operator, OPERATORS)
         if row.name == "mixing":
-            return StaticMixer(config.dim, Mixing(**{"tokens": config.channels} | options))
+            mixing = Mixing(**{"tokens": config.channels} | options)
+            return StaticMixer(config.dim, mixing, config.plan_dropout)
     elif isinstance(operator, Mixing):
-        return StaticMixer(config.dim, copy.deepcopy(operator))
+        return StaticMixer(config.dim, copy.deepcopy(operator), config.plan_dropout)
+    if config.plan_dropout:
+        raise ValueError(
+            f"Forecaster: plan_dropout belongs to the operator mixing, but it is "
+            f"{config.plan_dropout} and the operator is {operator}; leave it out"
+        )
     return Attention(config.dim, config.heads, copy.deepcopy(operator))

@@ -9,6 +9,7 @@ from bistoch.functional import OPERATORS, inputs
 from bistoch.functional.inputs import Option
 from bistoch.nn.heads import check_heads, one_per_head
 from bistoch.nn.operators import OperatorModule
+from bistoch.nn.unit_interval import clamp_to_unit
 
 
 class Sink(OperatorModule):
@@ -73,6 +74,9 @@ class Mixing(OperatorModule):
         tokens: how many queries; None owns no weight and keeps the fixed one of `mixing_plan`.
         keys: how many keys, by default as many.
         lam, iters, tol, backend: as for `bistoch.mixing_attention`.
+        learn_lam: whether lam is a parameter that starts from `lam`: one, or one per head with
+            `learn="head"`. It is used clamped to [0, 1]; at an end it receives the gradient only if
+            that leads back inside.
         learn: "shared" for one matrix for all heads, or "head" for one per head.
         heads: how many heads there are, for `learn="head"`; tokens are then (..., heads, n, d).
         generator: where the first weight, I + N(0, 1), comes from.
@@ -87,6 +91,7 @@ class Mixing(OperatorModule):
     """
 
     weight: Tensor | None
+    lam: float | Tensor
 
     def __init__(
         self,
@@ -99,7 +104,9 @@ class Mixing(OperatorModule):
         learn: Literal["shared", "head"] = "shared",
         heads: int | None = None,
         generator: torch.Generator | None = None,
+        learn_lam: bool = False,
     ) -> None:
+        inputs.check_flag("Mixing", "learn_lam", learn_lam)
         inputs.check_choice("Mixing", "learn", learn, ("shared", "head"))
         weight = None
         each: tuple[int, ...] = ()
@@ -116,11 +123,15 @@ class Mixing(OperatorModule):
             )
         if tokens is not None:
             weight = nn.Parameter(torch.empty(*each, tokens, tokens if keys is None else keys))
+        if learn_lam:
+            inputs.check_lam("Mixing", lam, each)
+            lam = nn.Parameter(torch.ones(each) * lam)
         super().__init__(
             OPERATORS["mixing"], weight=weight, lam=lam, iters=iters, tol=tol, backend=backend
         )
         self.tokens, self.keys, self.learn = tokens, keys, learn
         self.heads = heads if learn == "head" else None
+        self.learn_lam = learn_lam
         self.reset_parameters(generator)
 
     @torch.no_grad()
@@ -130,10 +141,18 @@ class Mixing(OperatorModule):
             self.weight.normal_(generator=generator)
             self.weight += torch.eye(*self.weight.shape[-2:]).to(self.weight)
 
+    def options(self) -> dict[str, Any]:
+        """The options of the next call, by name; a learned lam as it is used, inside [0, 1]."""
+        options = super().options()
+        if self.learn_lam:
+            options["lam"] = clamp_to_unit(options["lam"])
+        return options
+
     def _written(self) -> dict[str, Any]:
         # the weight is shown by the words that make it
         made = {"tokens": self.tokens, "keys": self.keys}
         made = {name: count for name, count in made.items() if count is not None}
-        written = {k: v for k, v in super()._written().items() if k != "weight"}
+        own = {"weight", "lam"} if self.learn_lam else {"weight"}
+        written = {k: v for k, v in super()._written().items() if k not in own}
         each = {"learn": "head", "heads": self.heads} if self.learn == "head" else {}
-        return made | written | each
+        return made | written | each | ({"learn_lam": True} if self.learn_lam else {})

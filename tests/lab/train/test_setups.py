@@ -1,6 +1,7 @@
 """Runs from words: every kind of data, what is kept beside a checkpoint, and what is refused."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -365,3 +366,14 @@ def test_a_process_killed_anywhere_goes_on_bit_by_bit(tmp_path):
     assert tensors.keys() == others.keys()
     assert all(torch.equal(x, others[name]) for name, x in tensors.items())
     assert (whole / "metrics.jsonl").read_text() == (killed / "metrics.jsonl").read_text()
+
+
+def test_the_weighted_loss_counts_early_steps_more_and_the_score_does_not():
+    values = np.arange(60.0).reshape(30, 2)
+    series = Series("line", "series", values, np.arange(30), ("a", "b"), "a", (18, 24, 30))
+    task = Forecast(series, lookback=4, horizon=4, loss="weighted_l1")
+    target = torch.zeros(2, 4, 2)
+    miss = torch.tensor([[-1.0, 2.0, 0.0, 4.0], [0.0, 0.0, 0.0, 1.0]])[..., None].expand(2, 4, 2)
+    weighted = (1 + 2 / math.sqrt(2) + 4 / 2) / 4
+    torch.testing.assert_close(task.losses(miss, target), torch.tensor([weighted, 1 / 8]))
+    torch.testing.assert_close(task.scores(miss, target), torch.tensor([21 / 4, 1 / 4]))

@@ -85,6 +85,7 @@ class Series:
 
     `borders` are the ends of train, valid and test, counted in rows from the start. A forecast is
     of the split its first predicted row lies in; what it looks back at may lie before the border.
+    `source` is the file, for sentences about it.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Series:
     columns: tuple[str, ...]
     target: str
     borders: tuple[int, int, int]
+    source: str = ""
 
     @property
     def train(self) -> Float[np.ndarray, "time column"]:

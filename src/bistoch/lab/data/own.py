@@ -9,7 +9,7 @@ from bistoch.lab.data.own_images import read_own_images
 from bistoch.lab.data.own_text import read_own_text
 from bistoch.lab.data.pictures import AS_THEY_ARE, Pictures
 from bistoch.lab.data.read_files import form_of, read_table, read_text
-from bistoch.lab.data.read_series import parse_series
+from bistoch.lab.data.read_series import is_date, parse_series
 
 KINDS = ".npz, .csv, .tsv, .jsonl, .txt (the last four also as .gz or .xz), or a folder of images"
 
@@ -25,7 +25,7 @@ def load_own(path: Path, pictures: Pictures = AS_THEY_ARE) -> Loaded:
     if form in {".csv", ".tsv"}:
         # a table of dates and numbers is a series; texts may have a date, too
         _, head = next(read_table(path, form), (1, [""]))
-        if form == ".csv" and head[0] == "date" and "text" not in head:
+        if form == ".csv" and is_date(head[0]) and "text" not in head:
             return parse_series(path.name.split(".")[0], path)
         return read_own_text(path, form)
     if form == ".jsonl":

@@ -64,7 +64,7 @@ def _table_rows(
         raise DataError(
             f"{path}, line 1: expected the {_columns(needed)}, but {' and '.join(lacking)} "
             f"{'is' if len(lacking) == 1 else 'are'} missing; the head is "
-            f"{', '.join(head)[:200] or 'empty'}"
+            f"{', '.join(head)[:200] or 'empty'}. A time series has the column date first"
         )
     for name in (*needed, "split"):
         if head.count(name) > 1:

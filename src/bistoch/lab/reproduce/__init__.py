@@ -12,6 +12,7 @@ from bistoch.lab.reproduce import (
     hubs,
     jigsaw,
     monarch_conversion,
+    olinear,
     prototypes,
     qdsformer,
     rank_decay,
@@ -42,6 +43,8 @@ STUDIES = MappingProxyType({
         jigsaw.STUDY,
         cooccurrence.STUDY,
         delta_lm.STUDY,
+        olinear.STUDY,
+        olinear.STUDY_FULL,
     )
 })  # fmt: skip
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 Optimizer = Literal["adamw", "adam", "sgd"]
-Schedule = Literal["cosine", "steps", "constant"]
+Schedule = Literal["cosine", "steps", "constant", "halving", "decay"]
 Precision = Literal["fp32", "bf16"]
 
 
@@ -20,7 +20,9 @@ class Recipe:
         optimizer: "adamw", "adam" or "sgd" (with momentum 0.9).
         weight_decay: of matrices; vectors, such as biases and a learned lam, do not decay.
         schedule: "cosine" decays to `min_lr`, "steps" divides the learning rate by ten at each of
-            the `milestones`, "constant" keeps it.
+            the `milestones`, "constant" keeps it, "halving" keeps it for two epochs and then halves
+            it at the start of each, "decay" keeps it for four and then takes nine tenths. The last
+            two are usual for time series.
         warmup: fraction of all steps in which the learning rate rises linearly.
         min_lr: where a cosine schedule ends, as a fraction of `lr`.
         milestones: epochs, counted from one, at whose start the learning rate is divided by ten.
@@ -75,6 +77,9 @@ def lr_at(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
     >>> recipe = Recipe(epochs=3, lr=1.0, schedule="steps", milestones=(2, 3), warmup=0.0)
     >>> [round(lr_at(recipe, step, 1), 3) for step in range(3)]
     [1.0, 0.1, 0.01]
+    >>> recipe = Recipe(epochs=4, lr=1.0, schedule="halving", warmup=0.0)
+    >>> [lr_at(recipe, step, 1) for step in range(4)]
+    [1.0, 1.0, 0.5, 0.25]
     """
     total = recipe.epochs * steps_per_epoch
     warmup = math.ceil(recipe.warmup * total)
@@ -84,6 +89,10 @@ def lr_at(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
         done = (step - warmup) / max(total - warmup, 1)
         cosine = (1 + math.cos(math.pi * min(done, 1.0))) / 2
         return recipe.lr * (recipe.min_lr + (1 - recipe.min_lr) * cosine)
+    if recipe.schedule == "halving":
+        return recipe.lr * 0.5 ** max(step // steps_per_epoch - 1, 0)
+    if recipe.schedule == "decay":
+        return recipe.lr * 0.9 ** max(step // steps_per_epoch - 3, 0)
     if recipe.schedule == "steps":
         epoch = step // steps_per_epoch + 1
         return recipe.lr * 0.1 ** sum(epoch >= milestone for milestone in recipe.milestones)

@@ -1,7 +1,7 @@
 """Tasks without classes: the next character of a text, the next rows of a time series."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bistoch.lab.data import Corpus, Series
+from bistoch.lab.data.read_series import FEWEST, usual_borders
 from bistoch.lab.text import Vocabulary
 from bistoch.lab.train.task import Batch
 
@@ -88,12 +89,29 @@ def characters(text: str | bytes, as_bytes: bool) -> str:
     return text if isinstance(text, str) else text.decode(errors="replace")
 
 
+def rows_needed(lookback: int, horizon: int, *, valid: bool) -> int:
+    """How many rows hold a window in train, and a horizon in test, and perhaps one in valid.
+
+    >>> rows_needed(96, 96, valid=False), rows_needed(96, 96, valid=True)
+    (480, 944)
+    """
+    rows = max(lookback + horizon, FEWEST)
+    while True:
+        train, validation, _ = usual_borders(rows)
+        least = min(rows - validation, validation - train if valid else rows)
+        if train >= lookback + horizon and least >= horizon:
+            return rows
+        rows += 1
+
+
 class Forecast:
     """Windows of a series, standardised by train; the score is the mean squared error.
 
     Args:
         data: what was loaded.
         lookback, horizon: rows of the input and rows of the target.
+        loss: what training minimises: "mse", or "weighted_l1", the absolute error where step k of
+            the horizon, counted from one, weighs 1 / sqrt(k).
 
     >>> values = np.arange(60.0).reshape(30, 2)
     >>> data = Series("line", "series", values, np.arange(30), ("a", "b"), "a", (18, 24, 30))
@@ -104,7 +122,15 @@ class Forecast:
 
     score_name, larger_is_better, kind = "mse", False, "series"
 
-    def __init__(self, data: Series, *, lookback: int, horizon: int):
+    def __init__(
+        self,
+        data: Series,
+        *,
+        lookback: int,
+        horizon: int,
+        loss: Literal["mse", "weighted_l1"] = "mse",
+    ):
+        self.loss = loss
         self.name, self.lookback, self.horizon = data.name, lookback, horizon
         mean, deviation = data.train.mean(0), data.train.std(0)
         scaled = (data.values - mean) / np.where(deviation > 0, deviation, 1)
@@ -122,12 +148,20 @@ class Forecast:
         self.facts: dict[str, Any] = {
             "columns": list(data.columns), "mean": mean.tolist(), "deviation": deviation.tolist(),
         }  # fmt: skip
-        if self.count("train") < 1 or self.count("test") < 1:
-            raise ValueError(
-                f"{data.name}: train and test must hold a window of {lookback} + {horizon} rows, "
-                f"but their borders are {data.borders}; give fewer, for example "
-                "--model 'forecast(lookback=24, horizon=12)'"
-            )
+        self.source, self.rows = data.source or data.name, data.borders[2]
+        if self.count("train") < 1 or self.count("test") < 1 or self.train_rows <= horizon:
+            raise ValueError(self.too_short(valid=False))
+
+    def too_short(self, *, valid: bool) -> str:
+        """The sentence for too few rows, with or without a split for validation."""
+        needed = rows_needed(self.lookback, self.horizon, valid=valid)
+        return (
+            f"{self.source}: windows of {self.lookback} + {self.horizon} rows (lookback and "
+            f"horizon) need at least {needed} rows, of which 70 % are for training, 10 % for "
+            f"validation and 20 % for the test, but there are {self.rows}; give more rows or "
+            f"smaller windows, for example --model 'forecast(lookback={max(2, self.rows // 6)}, "
+            f"horizon={max(1, self.rows // 12)})'"
+        )
 
     def count(self, split: str) -> int:
         """The number of windows of a split."""
@@ -140,7 +174,12 @@ class Forecast:
         return Batch((inputs,), self.values[start + torch.arange(self.horizon)])
 
     def losses(self, output: Tensor, target: Tensor) -> Float[Tensor, "b"]:
+        """Mean squared error of a window, or its absolute error with weights."""
+        if self.loss == "mse":
+            return self.scores(output, target)
+        weights = torch.arange(1.0, self.horizon + 1, device=target.device).rsqrt()
+        return ((output.float() - target).abs() * weights[:, None]).flatten(1).mean(-1)
+
+    def scores(self, output: Tensor, target: Tensor) -> Float[Tensor, "b"]:
         """Mean squared error of a window."""
         return (output.float() - target).square().flatten(1).mean(-1)
-
-    scores = losses

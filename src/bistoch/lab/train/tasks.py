@@ -63,6 +63,8 @@ def open_task(
         task = Forecast(found, lookback=config.lookback, horizon=config.horizon)
     else:
         raise _no_model(found.name, found.kind)
+    if hold_out and isinstance(task, Forecast) and not task.count("valid"):
+        raise ValueError(task.too_short(valid=True))
     if hold_out and not task.count("valid"):
         # never by the test split
         raise ValueError(

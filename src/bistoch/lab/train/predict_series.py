@@ -1,0 +1,141 @@
+"""Forecasts of a user's own series by a trained model: a table, and a picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from bistoch.lab.data import AS_THEY_ARE, DataError, Pictures
+from bistoch.lab.data.read_files import form_of
+from bistoch.lab.data.read_series import Columns, read_columns
+from bistoch.lab.drawing import PALETTE, QUIET, RULE, grid, tidy, to_png
+from bistoch.lab.train.run import Restored
+
+DAY = np.timedelta64(1, "D")
+# panels of a picture; a table has all columns
+MOST_PANELS = 12
+
+
+class SeriesForecast(NamedTuple):
+    """The rows that a model expects after the last of a file, and the last ones it was given."""
+
+    columns: tuple[str, ...]
+    dates: np.ndarray
+    values: Float[np.ndarray, "horizon channels"]
+    past_dates: np.ndarray
+    past_values: Float[np.ndarray, "past channels"]
+
+    def table(self) -> list[list[str]]:
+        """Lines of a CSV file: the names of the columns, then one line per date."""
+        days = not np.any((self.dates - self.dates.astype("datetime64[D]")).astype(int))
+        dates = np.datetime_as_string(self.dates, unit="D" if days else "s")
+        lines = [
+            [str(date).replace("T", " "), *(f"{value:.7g}" for value in row)]
+            for date, row in zip(dates, self.values, strict=True)
+        ]
+        return [["date", *self.columns], *lines]
+
+
+@torch.no_grad()
+def predict_series(
+    run: Restored, paths: Sequence[Path], *, pictures: Pictures = AS_THEY_ARE
+) -> SeriesForecast:
+    """The forecast after the last row of a CSV file with the columns of the training data.
+
+    The model looks back at the last rows of the file and needs as many as in training; earlier ones
+    are not used. Further columns are ignored.
+    """
+    if pictures != AS_THEY_ARE:
+        raise ValueError(
+            "predict: resize and corrupt belong to images, but the model was trained on series; "
+            "leave them out"
+        )
+    if len(paths) != 1 or paths[0].is_dir() or form_of(paths[0]) != ".csv":
+        raise DataError(
+            "predict: the model continues one series, from a .csv file with dates, but the samples "
+            f"are {', '.join(map(str, paths))}"
+        )
+    (path,) = paths
+    if not path.exists():
+        raise DataError(f"predict: {path} does not exist")
+    facts, lookback = run.config["facts"], int(run.config["model"]["lookback"])
+    found = choose_columns(path, read_columns(path, 1), facts["columns"])
+    if len(found.values) < lookback:
+        raise DataError(
+            f"predict: the model looks back at {lookback} rows, but {path} has "
+            f"{len(found.values)}; give {lookback - len(found.values)} earlier rows too"
+        )
+    mean, deviation = np.array(facts["mean"]), np.array(facts["deviation"])
+    deviation = np.where(deviation > 0, deviation, 1)
+    scaled = torch.from_numpy((found.values[-lookback:] - mean) / deviation).float()
+    output = run.model(scaled[None])[0].double().numpy() * deviation + mean
+    shown = 2 * lookback
+    return SeriesForecast(
+        found.columns, next_dates(found.dates, len(output)), output, found.dates[-shown:],
+        found.values[-shown:],
+    )  # fmt: skip
+
+
+def choose_columns(path: Path, found: Columns, wanted: Sequence[str]) -> Columns:
+    """The columns that a model was trained on, in its order."""
+    if lacking := [name for name in wanted if name not in found.columns]:
+        raise DataError(
+            f"predict: {path} must have the columns {', '.join(wanted)} of the training data, but "
+            f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing"
+        )
+    places = [found.columns.index(name) for name in wanted]
+    return Columns(tuple(wanted), found.dates, found.values[:, places])
+
+
+def next_dates(dates: np.ndarray, count: int) -> np.ndarray:
+    """The dates that follow: at the usual distance of the last ones, or month by month.
+
+    >>> days = np.array(["2020-02-27", "2020-02-28"], "datetime64[s]")
+    >>> next_dates(days, 2).astype("datetime64[D]").astype(str).tolist()
+    ['2020-02-29', '2020-03-01']
+    >>> months = np.array(["2020-01-01", "2020-02-01", "2020-03-01"], "datetime64[s]")
+    >>> next_dates(months, 2).astype("datetime64[D]").astype(str).tolist()
+    ['2020-04-01', '2020-05-01']
+    """
+    if len(dates) < 2:
+        # nothing says how far apart they are
+        return dates[-1] + DAY * np.arange(1, count + 1)
+    months = dates.astype("datetime64[M]")
+    steps = np.diff(months).astype(int)
+    is_first = dates == months.astype(dates.dtype)
+    if is_first.all() and len(set(steps.tolist())) == 1 and steps[0] > 0:
+        return (months[-1] + steps[0] * np.arange(1, count + 1)).astype(dates.dtype)
+    step = np.median(np.diff(dates).astype(np.int64)).astype("timedelta64[s]")
+    return dates[-1] + step * np.arange(1, count + 1)
+
+
+def draw_forecast(found: SeriesForecast) -> bytes:
+    """The last rows and the forecast, a panel per column, as a PNG file."""
+    shown = found.columns[:MOST_PANELS]
+    made, panels = grid(len(shown), 2 if len(shown) > 1 else 1, width=5.2, height=2.3)
+    for place, (axes, name) in enumerate(zip(panels, shown, strict=True)):
+        past = found.past_values[:, place]
+        axes.plot(found.past_dates, past, color=QUIET, linewidth=1.2)
+        # joined to the last value, so that the eye sees one curve
+        dates = np.concatenate([found.past_dates[-1:], found.dates])
+        values = np.concatenate([past[-1:], found.values[:, place]])
+        axes.plot(dates, values, color=PALETTE[1], linewidth=1.6)
+        axes.axvline(found.past_dates[-1], color=RULE, linewidth=1)
+        tidy(axes, name)
+        axes.xaxis.set_major_formatter(_dates(axes))
+    left_out = len(found.columns) - len(shown)
+    more = f"; {left_out} further columns are in the table" if left_out else ""
+    title = f"given (grey) and forecast (orange){more}"
+    made.suptitle(title, fontsize=9, color=QUIET)
+    return to_png(made)
+
+
+def _dates(axes: object) -> object:
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    locator = AutoDateLocator(maxticks=7)
+    axes.xaxis.set_major_locator(locator)  # type: ignore[attr-defined]
+    return ConciseDateFormatter(locator)

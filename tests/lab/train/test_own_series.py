@@ -1,0 +1,112 @@
+"""From a table of your own to a forecast and its picture, by the command line."""
+
+import csv
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from bistoch.cli import app
+from bistoch.lab.data import DataError
+from bistoch.lab.train import restore_run
+from bistoch.lab.train.predict_series import draw_forecast, next_dates, predict_series
+
+MODEL = "forecast(lookback=12, horizon=4, dim=8, heads=2, extend=2, depth=1)"
+
+
+def run(*words):
+    return CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"}).invoke(app, list(map(str, words)))
+
+
+def write(path, rows=120, head="Date,warm,wind", **changes):
+    time = np.arange(rows)
+    values = np.stack([10 + 3 * np.sin(time / 2), 100 + 40 * np.cos(time / 3)], -1)
+    hours = np.datetime64("2024-03-01T00:00:00") + time * np.timedelta64(1, "h")
+    lines = [
+        f"{str(h).replace('T', ' ')},{a:.3f},{b:.3f}"
+        for h, (a, b) in zip(hours, values, strict=True)
+    ]
+    for line, text in changes.items():
+        lines[int(line[1:]) - 2] = text
+    path.write_text("\n".join([head, *lines]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("series")
+    data = write(folder / "mine.csv")
+    result = run("train", "--data", data, "--model", MODEL, "--operator", "mixing", "--epochs", 12,
+                 "--batch-size", 8, "--lr", 0.01, "--no-tensorboard",
+                 "--out", folder / "run")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert f"forecast: bistoch predict {folder / 'run'} {data}" in result.output
+    return folder
+
+
+def test_a_forecast_goes_on_where_the_file_ends_in_its_units(trained, tmp_path):
+    out, plot = tmp_path / "found.csv", tmp_path / "found.png"
+    result = run("predict", trained / "run", trained / "mine.csv", "--out", out, "--plot", plot)
+    assert result.exit_code == 0, result.output
+    head, *rows = csv.reader(out.read_text().splitlines())
+    assert head == ["date", "warm", "wind"]
+    assert [row[0] for row in rows] == [f"2024-03-06 0{hour}:00:00" for hour in range(4)]
+    time = 120 + np.arange(4)
+    wanted = np.stack([10 + 3 * np.sin(time / 2), 100 + 40 * np.cos(time / 3)], -1)
+    found = np.array([[float(x) for x in row[1:]] for row in rows])
+    # in units of the amplitude; the mean would miss by up to one
+    np.testing.assert_allclose(found / [3, 40], wanted / [3, 40], atol=0.5)
+    assert plot.read_bytes()[1:4] == b"PNG"
+
+
+def test_columns_are_found_by_name_and_only_the_last_rows_count(trained, tmp_path):
+    restored = restore_run(trained / "run")
+    first = predict_series(restored, [trained / "mine.csv"])
+    lines = (trained / "mine.csv").read_text().splitlines()
+    turned = [",".join([d, w, "7", t]) for d, t, w in (line.split(",") for line in lines[-12:])]
+    (tmp_path / "other.csv").write_text("\n".join(["time,wind,noise,warm", *turned]))
+    second = predict_series(restored, [tmp_path / "other.csv"])
+    np.testing.assert_allclose(first.values, second.values)
+    assert draw_forecast(second)[1:4] == b"PNG"
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "sentence"),
+    [
+        (11, {}, r"the model looks back at 12 rows, but .*has 11; give 1 earlier rows too"),
+        (30, {"head": "date,warm,rain"}, "must have the columns warm, wind .*but wind is missing"),
+        (30, {"l5": "2024-03-01 03:00:00,,2"},
+         r"line 5, column 'warm': expected a number, got '', a missing value; 1 of 60 values"),
+        (30, {"l5": "2023-03-01 03:00:00,1,2"}, "line 5: the date .* is before that of the row"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_continued_is_told(trained, tmp_path, rows, changes, sentence):
+    path = write(tmp_path / "other.csv", rows, **changes)
+    with pytest.raises(DataError, match=sentence):
+        predict_series(restore_run(trained / "run"), [path])
+
+
+def test_a_short_series_is_told_how_many_rows_are_needed(tmp_path):
+    for rows, words, needed in ((40, (), 480), (500, ("--patience", 2), 944)):
+        path = write(tmp_path / "short.csv", rows)
+        refused = run("train", "--data", path, "--model", "forecast", "--out", tmp_path / "x",
+                      *words)  # fmt: skip
+        assert refused.exit_code == 2
+        assert str(path) in refused.stderr
+        assert f"need at least {needed} rows" in refused.stderr
+        assert f"there are {rows}" in refused.stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_one_file_that_exists_is_continued(trained, tmp_path):
+    refused = run("predict", trained / "run", trained / "mine.csv", trained / "mine.csv")
+    assert "continues one series" in refused.stderr
+    refused = run("predict", trained / "run", tmp_path / "gone.csv")
+    assert "gone.csv does not exist" in refused.stderr
+
+
+def test_dates_go_on_as_they_were():
+    weekly = np.datetime64("2024-01-01", "s") + np.arange(5) * np.timedelta64(7, "D")
+    assert str(next_dates(weekly, 2)[-1]) == "2024-02-12T00:00:00"
+    one = np.array(["2024-01-01T05:00:00"], "datetime64[s]")
+    assert str(next_dates(one, 1)[0]) == "2024-01-02T05:00:00"
