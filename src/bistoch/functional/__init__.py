@@ -17,6 +17,7 @@ from bistoch.functional.causal import BACKENDS as CAUSAL_BACKENDS
 from bistoch.functional.causal import CausalState as CausalState
 from bistoch.functional.causal import causal_elastic_attention, causal_elastic_plan
 from bistoch.functional.causal import causal_elastic_step as causal_elastic_step
+from bistoch.functional.circuit import BACKENDS as CIRCUIT_BACKENDS
 from bistoch.functional.delta import delta_attention, delta_plan
 from bistoch.functional.elastic import BACKENDS as ELASTIC_BACKENDS
 from bistoch.functional.elastic import ConvergenceWarning as ConvergenceWarning
@@ -143,6 +144,7 @@ OPERATORS = MappingProxyType({
         name="quantum",
         attention=quantum_attention,
         plan=quantum_plan,
+        backends=CIRCUIT_BACKENDS,
         columns="exact",
         causal=False,
         order_free=False,
