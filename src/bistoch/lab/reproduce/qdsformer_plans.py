@@ -4,25 +4,63 @@ The measures of Born et al.: how many different plans there are, Frobenius dista
 and to the doubly stochastic matrices, entropy; and how much of the scores can be found in a plan.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bistoch.analysis import metrics
 from bistoch.functional import OPERATORS, read_call
+from bistoch.lab.stats import NO, YES
 from bistoch.lab.store import Result
+from bistoch.lab.study import Column, Results, Table, Verdict
 from bistoch.models import operators
 
-# what makes plans of the same scores; sinkhorn once with the few steps of the paper, where
-# three half-steps are one and a half of ours, and once converged
+# what makes plans of the same scores; sinkhorn with the steps of the paper, of whose half-steps
+# there are two and one more in ours (it has 3 and 21), and converged
 COMPARED = (
-    "softmax", "sinkhorn(iters=1)", "sinkhorn(iters=200)", "orthogonal", "orthogonal(method='lq')",
-    "elastic(lam=0.5)", "quantum(layers=8)",
+    "softmax", "sinkhorn(iters=1)", "sinkhorn(iters=10)", "sinkhorn(iters=200)", "orthogonal",
+    "orthogonal(method='lq')", "elastic(lam=0.5)", "quantum(layers=8)",
 )  # fmt: skip
+CIRCUIT = COMPARED[-1]
 # entries of a 4 x 4 matrix that take all values of -1, 0 and 1; the others are drawn once
-VARIED, VARIED_SMOKE = 9, 4
+VARIED = 9
 PAIRS = 4000
 Pairs = tuple[Int[Tensor, "p"], Int[Tensor, "p"]]
+
+
+PLANS = [
+    Column("grid: distinct (%)", "grid.distinct", ".1f", 100),
+    Column("grid: apart", "grid.apart"),
+    Column("distinct (%)", "trained.distinct", ".1f", 100),
+    Column("apart", "trained.apart"),
+    Column("entropy", "trained.entropy"),
+    Column("outside", "trained.outside", ".1e"),
+    Column("order", "trained.order"),
+    Column("nearest (%)", "trained.nearest", ".1f", 100),
+]
+# published distances to the doubly stochastic matrices, of scores of their own
+OUTSIDE = {
+    "softmax": "1.12 ± 0.3", "sinkhorn(iters=1)": "0.84 ± 0.3", "sinkhorn(iters=10)": "0.23 ± 0.2",
+    "orthogonal": "below 2e-4", "orthogonal(method='lq')": "below 2e-4",
+    "quantum(layers=8)": "below 5e-6",
+}  # fmt: skip
+PLANS_NOTE = (
+    "Plans of the same scores. Grid: all 4 x 4 matrices whose first nine entries are -1, 0 or 1. "
+    "The other columns: scores of the softmax model of a part of FashionMNIST, 500 test pictures, "
+    "mean of both layers. "
+    "Distinct: the share of plans that differ in three decimals. Apart: the mean Frobenius "
+    "distance of two plans. Entropy: of rows, relative to the largest. Outside: the Frobenius "
+    "distance to the nearest doubly stochastic matrix. Order: the rank correlation of distances of "
+    "scores with those of plans. Nearest: how often the picture with the nearest plan is of the "
+    "same class. Published: Sinkhorn of 3 and 21 half-steps."
+)
+
+
+def plans_of(operator: str) -> str:
+    """The name of the cell that looks at the plans of an operator."""
+    return f"plans: {operator}"
 
 
 @torch.no_grad()
@@ -43,24 +81,20 @@ def scores_of(model: nn.Module, inputs: tuple[Tensor, ...]) -> Float[Tensor, "la
     return torch.stack(found)
 
 
-def measure_plans(trained: tuple[Tensor, Tensor], seed: int, smoke: bool) -> Result:
-    """All numbers of all operators: on a grid of scores, and on scores of a trained model."""
-    scores, classes = trained
+def measure_plans(
+    operator: str, scores: Float[Tensor, "layers B n n"], classes: Int[Tensor, "B"], seed: int
+) -> Result:
+    """All numbers of an operator: on a grid of scores, and on the scores of a trained model."""
+    # the same grid and pairs for all operators
     generator = torch.Generator().manual_seed(seed)
-    grid = grid_of(VARIED_SMOKE if smoke else VARIED, generator)
-    # the same pairs for all operators
+    grid = grid_of(VARIED, generator)
     far, near = pairs_of(len(grid), generator), pairs_of(scores.shape[1], generator)
-    result: Result = {}
-    for operator in COMPARED:
-        on_grid = diversity(make_plans(operator, grid), far)
-        plans = make_plans(operator, scores)
-        layers = [
-            {**diversity(plan, near), **information(score, plan, classes, near)}
-            for score, plan in zip(scores, plans, strict=True)
-        ]
-        means = {name: sum(layer[name] for layer in layers) / len(layers) for name in layers[0]}
-        result[operator] = {"grid": on_grid, "trained": means}
-    return result
+    layers = [
+        {**diversity(plan, near), **information(score, plan, classes, near)}
+        for score, plan in zip(scores, make_plans(operator, scores), strict=True)
+    ]
+    means = {name: sum(layer[name] for layer in layers) / len(layers) for name in layers[0]}
+    return {"grid": diversity(make_plans(operator, grid), far), "trained": means}
 
 
 def grid_of(varied: int, generator: torch.Generator) -> Float[Tensor, "B 4 4"]:
@@ -131,3 +165,48 @@ def pairs_of(count: int, generator: torch.Generator) -> Pairs:
     """Pairs of different places."""
     one = torch.randint(count, (PAIRS,), generator=generator)
     return one, (one + torch.randint(1, count, (PAIRS,), generator=generator)) % count
+
+
+def plan_tables(results: Results) -> list[Table]:
+    """One line per operator, if their plans were measured."""
+    if plans_of(COMPARED[0]) not in results.names:
+        return []
+    names = [plans_of(name) for name in COMPARED]
+    more = {"outside, published": {plans_of(name): text for name, text in OUTSIDE.items()}}
+    return [results.table(PLANS, PLANS_NOTE, names=names, more=more)]
+
+
+def plan_checks(results: Results) -> list[Verdict]:
+    """What is published of the circuit's plans, and of those of others."""
+    if plans_of(CIRCUIT) not in results.names:
+        return []
+    ours, few, many = (
+        plans_of(name) for name in (CIRCUIT, "sinkhorn(iters=1)", "sinkhorn(iters=200)")
+    )
+    shares = results.values(ours, "grid.distinct")
+    every = Verdict(
+        "grid: the circuit makes one plan of every input", f"{100 * min(shares):.1f} % at least",
+        YES if min(shares) == 1 else NO,
+    )  # fmt: skip
+    percent = {"unit": "points", "form": ".1f", "scale": 100}
+    claims: list[tuple[str, str, str, str, dict[str, Any]]] = [
+        ("grid: the circuit makes more distinct plans than sinkhorn", ours, many, "grid.distinct",
+         percent),
+        ("grid: sinkhorn makes more distinct plans than QR", many, plans_of("orthogonal"),
+         "grid.distinct", percent),
+        ("trained scores: plans of the circuit are further apart than those of sinkhorn", ours, few,
+         "trained.apart", {}),
+        ("trained scores: and than those of softmax", ours, plans_of("softmax"), "trained.apart",
+         {}),
+        ("trained scores: the circuit keeps more of the order of distances than sinkhorn", ours,
+         few, "trained.order", {}),
+        ("trained scores: the circuit keeps more of the class than sinkhorn", ours, few,
+         "trained.nearest", percent),
+    ]  # fmt: skip
+    return [
+        every,
+        *(
+            results.claim(text, one, other, metric, larger=True, **form)
+            for text, one, other, metric, form in claims
+        ),
+    ]
