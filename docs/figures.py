@@ -24,6 +24,7 @@ from making.gallery import trained_head
 from making.lab import lab_fashion, lab_fashion_long, lab_points, lab_scores, lab_text
 from making.pace import pace, pace_gradient
 from making.pace_rivals import pace_rivals
+from making.qdsformer import qdsformer
 from making.search import search_gain
 from making.studies import (
     causal_lm,
@@ -49,7 +50,7 @@ def main() -> None:
         flow_clusters, causal_updates, causal_local, causal_heads, causal_blocks, causal_lm, pace,
         pace_gradient, pace_rivals, lab_fashion, lab_fashion_long, lab_points, lab_text, lab_scores,
         search_gain, retrieval, hubs, prototypes, router, registration, sorting, jigsaw,
-        cooccurrence, explorer_page, converted, choosing, trained_head,
+        cooccurrence, qdsformer, explorer_page, converted, choosing, trained_head,
     ):  # fmt: skip
         measure()
         print(f"done: {measure.__name__}")

@@ -20,12 +20,15 @@ from bistoch.lab.compare.draw import draw_curves
 from bistoch.lab.data import Dataset, load
 from bistoch.lab.reproduce.qdsformer_plans import (
     COMPARED,
+    measure_own_plans,
     measure_plans,
+    own_plans_of,
     plan_checks,
     plan_tables,
     plans_of,
     scores_of,
 )
+from bistoch.lab.reproduce.qdsformer_steps import circuits, step_tables
 from bistoch.lab.reproduce.stability import (
     count_spikes,
     stability_checks,
@@ -150,6 +153,7 @@ def cells(smoke: bool) -> list[Cell]:
         more = {"data": FASHION_SMALL if smoke else data, "samples": samples}
         trained += [Cell(part_of(data, name), {"operator": name, **more}) for name in names]
     compared = [Cell(plans_of(name), {"plans": name}) for name in COMPARED]
+    compared += [Cell(own_plans_of(name), {"own": name}) for name in PARTS["fashion-mnist"]]
     return [*trained, *compared, Cell("time", seeded=False)]
 
 
@@ -163,10 +167,16 @@ def run(cell: Cell, seed: int, context: Context) -> Result:
     chosen: Sizes = context.sizes
     if cell.name == "time":
         task = _open(chosen.data)
-        models = {name: new_model(_setup(chosen, name, 0), task) for name in OPERATORS}
+        # the kernels first: what the reference leaves in the cache is not their fault
+        pairs = circuits(context.smoke).values()
+        names = [*OPERATORS, *(name for kind in zip(*pairs, strict=True) for name in kind)]
+        models = {name: new_model(_setup(chosen, name, 0), task) for name in names}
         return time_steps(models, task, chosen.recipe)
     if "plans" in cell.options:
-        return measure_plans(cell.options["plans"], *_trained_scores(seed, context), seed)
+        scores, _, classes = _scores("softmax", seed, context)
+        return measure_plans(cell.options["plans"], scores, classes, seed)
+    if "own" in cell.options:
+        return measure_own_plans(*_scores(cell.options["own"], seed, context), seed)
     losses: list[float] = []
 
     def on_step(info: StepInfo) -> None:
@@ -197,14 +207,14 @@ def _train(
     return *train_run(setup, task, folder, on_step=on_step), task
 
 
-def _trained_scores(seed: int, context: Context) -> tuple[Tensor, Tensor]:
-    """Scores of both layers of a model with softmax, and the classes of the pictures."""
-    name = part_of("fashion-mnist", "softmax")
+def _scores(operator: str, seed: int, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores and plans of both layers of a trained model, and the classes of the pictures."""
+    name = part_of("fashion-mnist", operator)
     context.result(name)
     options = context.runner.cells[name].options
     model, _, task = _train(options, seed, context, context.folder_of(name), context.on_step)
     batch = task.batch("test", torch.arange(min(PICTURES, task.count("test"))))
-    return scores_of(model, batch.inputs), batch.target
+    return *scores_of(model, batch.inputs), batch.target
 
 
 def _setup(chosen: Sizes, operator: str, seed: int) -> Setup:
@@ -281,7 +291,7 @@ def tables(results: Results) -> list[Table]:
     }
     if steady:
         found.append(stability_table(results, steady))
-    return [*found, *map(_with_operators, plan_tables(results))]
+    return [*found, *map(_with_operators, plan_tables(results)), *step_tables(results)]
 
 
 def _with_operators(table: Table) -> Table:

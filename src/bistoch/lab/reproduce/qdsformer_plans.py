@@ -4,7 +4,7 @@ The measures of Born et al.: how many different plans there are, Frobenius dista
 and to the doubly stochastic matrices, entropy; and how much of the scores can be found in a plan.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +16,7 @@ from bistoch.lab.stats import NO, YES
 from bistoch.lab.store import Result
 from bistoch.lab.study import Column, Results, Table, Verdict
 from bistoch.models import operators
+from bistoch.nn import OperatorModule
 
 # what makes plans of the same scores; sinkhorn with the steps of the paper, of whose half-steps
 # there are two and one more in ours (it has 3 and 21), and converged
@@ -56,6 +57,10 @@ PLANS_NOTE = (
     "scores with those of plans. Nearest: how often the picture with the nearest plan is of the "
     "same class. Published: Sinkhorn of 3 and 21 half-steps."
 )
+OWN_NOTE = (
+    "The same numbers of models that were trained with these operators, on a part of FashionMNIST, "
+    "each on scores of its own."
+)
 
 
 def plans_of(operator: str) -> str:
@@ -63,14 +68,23 @@ def plans_of(operator: str) -> str:
     return f"plans: {operator}"
 
 
+def own_plans_of(operator: str) -> str:
+    """The name of the cell that looks at the plans of a model trained with an operator."""
+    return f"own plans: {operator}"
+
+
 @torch.no_grad()
-def scores_of(model: nn.Module, inputs: tuple[Tensor, ...]) -> Float[Tensor, "layers B n n"]:
-    """The scores that the layers of a model with one head compute."""
-    found: list[Tensor] = []
+def scores_of(
+    model: nn.Module, inputs: tuple[Tensor, ...]
+) -> tuple[Float[Tensor, "layers B n n"], Float[Tensor, "layers B n n"]]:
+    """The scores that the layers of a model with one head compute, and their plans."""
+    scores: list[Tensor] = []
+    plans: list[Tensor] = []
 
     def keep(module: nn.Module, tokens: tuple[Tensor, ...]) -> None:
         query, key = tokens[0].double(), tokens[1].double()
-        found.append((query @ key.mT / query.shape[-1] ** 0.5).squeeze(1))
+        scores.append((query @ key.mT / query.shape[-1] ** 0.5).squeeze(1))
+        plans.append(cast(OperatorModule, module).plan(query, key).squeeze(1))
 
     handles = [module.register_forward_pre_hook(keep) for module in operators(model).values()]
     try:
@@ -78,7 +92,7 @@ def scores_of(model: nn.Module, inputs: tuple[Tensor, ...]) -> Float[Tensor, "la
     finally:
         for handle in handles:
             handle.remove()
-    return torch.stack(found)
+    return torch.stack(scores), torch.stack(plans)
 
 
 def measure_plans(
@@ -89,12 +103,31 @@ def measure_plans(
     generator = torch.Generator().manual_seed(seed)
     grid = grid_of(VARIED, generator)
     far, near = pairs_of(len(grid), generator), pairs_of(scores.shape[1], generator)
+    return {
+        "grid": diversity(make_plans(operator, grid), far),
+        "trained": _mean_over_layers(scores, make_plans(operator, scores), classes, near),
+    }
+
+
+def measure_own_plans(
+    scores: Float[Tensor, "layers B n n"],
+    plans: Float[Tensor, "layers B n n"],
+    classes: Int[Tensor, "B"],
+    seed: int,
+) -> Result:
+    """The numbers of a model's own plans."""
+    pairs = pairs_of(scores.shape[1], torch.Generator().manual_seed(seed))
+    return {"trained": _mean_over_layers(scores, plans, classes, pairs)}
+
+
+def _mean_over_layers(
+    scores: Tensor, plans: Tensor, classes: Tensor, pairs: Pairs
+) -> dict[str, float]:
     layers = [
-        {**diversity(plan, near), **information(score, plan, classes, near)}
-        for score, plan in zip(scores, make_plans(operator, scores), strict=True)
+        {**diversity(plan, pairs), **information(score, plan, classes, pairs)}
+        for score, plan in zip(scores, plans, strict=True)
     ]
-    means = {name: sum(layer[name] for layer in layers) / len(layers) for name in layers[0]}
-    return {"grid": diversity(make_plans(operator, grid), far), "trained": means}
+    return {name: sum(layer[name] for layer in layers) / len(layers) for name in layers[0]}
 
 
 def grid_of(varied: int, generator: torch.Generator) -> Float[Tensor, "B 4 4"]:
@@ -173,40 +206,43 @@ def plan_tables(results: Results) -> list[Table]:
         return []
     names = [plans_of(name) for name in COMPARED]
     more = {"outside, published": {plans_of(name): text for name, text in OUTSIDE.items()}}
-    return [results.table(PLANS, PLANS_NOTE, names=names, more=more)]
+    own = [name for name in results.names if name.startswith(own_plans_of(""))]
+    return [
+        results.table(PLANS, PLANS_NOTE, names=names, more=more),
+        results.table(PLANS[2:], OWN_NOTE, names=own),
+    ]
 
 
 def plan_checks(results: Results) -> list[Verdict]:
-    """What is published of the circuit's plans, and of those of others."""
-    if plans_of(CIRCUIT) not in results.names:
+    """What is published of the circuit's plans: all inputs told apart, more diverse, more kept."""
+    ours, many = plans_of(CIRCUIT), plans_of("sinkhorn(iters=200)")
+    if ours not in results.names:
         return []
-    ours, few, many = (
-        plans_of(name) for name in (CIRCUIT, "sinkhorn(iters=1)", "sinkhorn(iters=200)")
-    )
     shares = results.values(ours, "grid.distinct")
-    every = Verdict(
-        "grid: the circuit makes one plan of every input", f"{100 * min(shares):.1f} % at least",
-        YES if min(shares) == 1 else NO,
-    )  # fmt: skip
-    percent = {"unit": "points", "form": ".1f", "scale": 100}
-    claims: list[tuple[str, str, str, str, dict[str, Any]]] = [
-        ("grid: the circuit makes more distinct plans than sinkhorn", ours, many, "grid.distinct",
-         percent),
-        ("grid: sinkhorn makes more distinct plans than QR", many, plans_of("orthogonal"),
-         "grid.distinct", percent),
-        ("trained scores: plans of the circuit are further apart than those of sinkhorn", ours, few,
-         "trained.apart", {}),
-        ("trained scores: and than those of softmax", ours, plans_of("softmax"), "trained.apart",
-         {}),
-        ("trained scores: the circuit keeps more of the order of distances than sinkhorn", ours,
-         few, "trained.order", {}),
-        ("trained scores: the circuit keeps more of the class than sinkhorn", ours, few,
-         "trained.nearest", percent),
+    found = [
+        Verdict(
+            "grid: the circuit makes one plan of every input",
+            f"{100 * min(shares):.1f} % at least", YES if min(shares) == 1 else NO,
+        )
     ]  # fmt: skip
-    return [
-        every,
-        *(
-            results.claim(text, one, other, metric, larger=True, **form)
-            for text, one, other, metric, form in claims
-        ),
-    ]
+    percent: dict[str, Any] = {"unit": "points", "form": ".1f", "scale": 100}
+    for text, one, other in (
+        ("grid: the circuit makes more distinct plans than sinkhorn", ours, many),
+        ("grid: sinkhorn makes more distinct plans than QR", many, plans_of("orthogonal")),
+    ):
+        found.append(results.claim(text, one, other, "grid.distinct", larger=True, **percent))
+    # of the scores of a model with softmax, and of their own; with sinkhorn as it was trained
+    for where, name, sinkhorn in (
+        ("softmax scores", plans_of, "sinkhorn(iters=10)"),
+        ("own scores", own_plans_of, "sinkhorn(backend='cpu')"),
+    ):
+        for text, metric, form in (
+            ("further apart", "trained.apart", {"form": ".2f"}),
+            ("with more of the order of distances", "trained.order", {"form": ".2f"}),
+            ("with more of the class", "trained.nearest", percent),
+        ):
+            for other in ("softmax", sinkhorn):
+                claim = f"{where}: plans of the circuit {text} than {other.split('(')[0]}"
+                pair = name(CIRCUIT), name(other)
+                found.append(results.claim(claim, *pair, metric, larger=True, **form))
+    return found
