@@ -285,9 +285,10 @@ def tables(results: Results) -> list[Table]:
             )  # fmt: skip
             found.append(_with_operators(table))
     steady = {
-        name: (data, operator, "" if known[operator] is None else str(known[operator].spread))
+        name: (data, operator, "" if published is None else str(published.spread))
         for data, known in PARTS.items()
         for name, operator in parts_of(results, data).items()
+        for published in [known[operator]]
     }
     if steady:
         found.append(stability_table(results, steady))
@@ -296,11 +297,11 @@ def tables(results: Results) -> list[Table]:
 
 def _with_operators(table: Table) -> Table:
     """A table whose lines are named by operators, not by cells."""
-    head = [title.split(" part of ")[0] + " softmax" if " part of " in title else title
-            for title in table.head]  # fmt: skip
-    return table._replace(
-        head=head, rows=[[row[0].split(": ")[-1], *row[1:]] for row in table.rows]
-    )
+    head = [
+        "difference to softmax" if title.startswith("difference") else title for title in table.head
+    ]
+    lines = [list(map(str, row)) for row in table.rows]
+    return table._replace(head=head, rows=[[row[0].split(": ")[-1], *row[1:]] for row in lines])
 
 
 PART_NOTE = (
