@@ -25,6 +25,7 @@ from making.lab import lab_fashion, lab_fashion_long, lab_points, lab_scores, la
 from making.layouts import layouts
 from making.pace import pace, pace_gradient
 from making.pace_rivals import pace_rivals
+from making.qdsformer import qdsformer
 from making.search import search_gain
 from making.studies import (
     causal_lm,
@@ -55,7 +56,7 @@ def main() -> None:
         delta_lm, delta_time, pace, pace_gradient, pace_rivals, lab_fashion, lab_fashion_long,
         lab_points, lab_text, lab_scores,
         search_gain, retrieval, hubs, prototypes, router, registration, sorting, jigsaw,
-        cooccurrence, olinear, explorer_page, converted, choosing, trained_head, layouts,
+        cooccurrence, olinear, qdsformer, explorer_page, converted, choosing, trained_head, layouts,
         monarch_conversion,
     ):  # fmt: skip
         measure()

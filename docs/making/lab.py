@@ -6,6 +6,7 @@ from typing import Any
 from making.drawing import DOCS, PALETTE, decorate, put_table, save
 from matplotlib.figure import Figure
 
+from bistoch.functional import OPERATORS
 from bistoch.lab.reproduce.qdsformer import tables
 from bistoch.lab.study import Column, Results, Row, Table, read_record
 
@@ -45,11 +46,16 @@ def lab_scores() -> None:
         "sst2": "SST-2, words",
     }  # fmt: skip
     records = {name: read(name) for name in names}
-    counts = [len(results.names) - 1 for results in records.values()]
+    # a record may have more cells than those of the operators on all data
+    trained = {
+        name: [one for one in results.names if one.split("(")[0] in OPERATORS]
+        for name, results in records.items()
+    }
+    counts = [len(names) for names in trained.values()]
     figure = Figure(figsize=(8.0, 0.34 * sum(counts) + 1.9), layout="constrained")
     panels = figure.subplots(len(records), 1, height_ratios=counts)
     for axes, (name, results) in zip(panels, records.items(), strict=True):
-        operators = results.names[:-1]
+        operators = trained[name]
         for place, operator in enumerate(operators):
             scores = [100 * score for score in results.values(operator, "test.accuracy")]
             colour = PALETTE[place % len(PALETTE)]

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import bistoch
-from bistoch.functional.circuit import ANSAETZE, circuit_unitary, count_angles
+from bistoch.functional.circuit import ANSAETZE, count_angles
+from bistoch.functional.circuit.reference import circuit_unitary
 from bistoch.functional.quantum import default_theta, theta_length
 
 every_ansatz = pytest.mark.parametrize("ansatz", ANSAETZE)

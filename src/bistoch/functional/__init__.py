@@ -17,6 +17,7 @@ from bistoch.functional.causal import BACKENDS as CAUSAL_BACKENDS
 from bistoch.functional.causal import CausalState as CausalState
 from bistoch.functional.causal import causal_elastic_attention, causal_elastic_plan
 from bistoch.functional.causal import causal_elastic_step as causal_elastic_step
+from bistoch.functional.circuit import BACKENDS as CIRCUIT_BACKENDS
 from bistoch.functional.delta import BACKENDS as DELTA_BACKENDS
 from bistoch.functional.delta import delta_attention, delta_plan
 from bistoch.functional.delta import delta_step as delta_step
@@ -146,6 +147,7 @@ OPERATORS = MappingProxyType({
         name="quantum",
         attention=quantum_attention,
         plan=quantum_plan,
+        backends=CIRCUIT_BACKENDS,
         columns="exact",
         causal=False,
         order_free=False,

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from bistoch.functional import inputs
 from bistoch.functional._export import export_whole
-from bistoch.functional.circuit import ANSAETZE, circuit_unitary, count_angles
+from bistoch.functional.circuit import ANSAETZE, CircuitProblem, choose, count_angles
 from bistoch.functional.inputs import Mask, Option
 from bistoch.functional.square import restore, square_scores, stochastic_complement
 
@@ -22,6 +22,7 @@ class Circuit(NamedTuple):
     layers: int
     ancilla: int
     qubits: int | None
+    backend: str
 
 
 @export_whole
@@ -42,6 +43,7 @@ def quantum_attention(
     key_mask: Bool[Tensor, "..."] | None = None,
     scale: float | None = None,
     generator: torch.Generator | None = None,
+    backend: str = "auto",
 ) -> Float[Tensor, "*b n e"]:
     """Attend with the doubly stochastic plan of `quantum_plan`, whose arguments these are.
 
@@ -52,7 +54,7 @@ def quantum_attention(
     """
     operator = "quantum_attention"
     batch = inputs.check_tokens(operator, query, key, value)
-    circuit = Circuit(theta, ansatz, layers, ancilla, qubits)
+    circuit = Circuit(theta, ansatz, layers, ancilla, qubits, backend)
     plan, value = _plan(
         operator, batch, query, key, value, circuit, eps=eps, mask=mask, query_mask=query_mask,
         key_mask=key_mask, scale=scale,
@@ -78,6 +80,7 @@ def quantum_plan(
     key_mask: Bool[Tensor, "..."] | None = None,
     scale: float | None = None,
     generator: torch.Generator | None = None,
+    backend: str = "auto",
 ) -> Float[Tensor, "*b n m"]:
     """A doubly stochastic plan: where a circuit takes each query, if the scores are its angles.
 
@@ -102,6 +105,8 @@ def quantum_plan(
             one, columns do on average, and the gradient is that of the exact plan.
         eps: temperature; the scores are divided by it.
         generator: where the measurements come from.
+        backend: "auto", "reference" (readable, any device) or "cpu" (Numba kernels, for many small
+            circuits at once).
 
     >>> import torch, bistoch
     >>> plan = bistoch.quantum_plan(*torch.randn(2, 7, 4, dtype=torch.float64).unbind())
@@ -112,7 +117,7 @@ def quantum_plan(
     """
     operator = "quantum_plan"
     batch = inputs.check_tokens(operator, query, key)
-    circuit = Circuit(theta, ansatz, layers, ancilla, qubits)
+    circuit = Circuit(theta, ansatz, layers, ancilla, qubits, backend)
     plan, _ = _plan(
         operator, batch, query, key, None, circuit, eps=eps, mask=mask, query_mask=query_mask,
         key_mask=key_mask, scale=scale,
@@ -166,7 +171,7 @@ def _plan(
     square = square_scores(operator, batch, query, key, value, **options)
     theta = default_theta(length, square.scores) if circuit.theta is None else circuit.theta
     theta = theta.to(square.scores).expand(*batch, length).reshape(-1, length)
-    plan = _draw(square.scores, theta, qubits, circuit)
+    plan = _draw(operator, square.scores, theta, qubits, circuit)
     missing = 2**qubits - n
     if missing or square.real is not None:
         real = square.real
@@ -177,18 +182,19 @@ def _plan(
 
 
 def _draw(
-    scores: Float[Tensor, "B n n"], theta: Float[Tensor, "B length"], qubits: int, circuit: Circuit
+    operator: str,
+    scores: Float[Tensor, "B n n"],
+    theta: Float[Tensor, "B length"],
+    qubits: int,
+    circuit: Circuit,
 ) -> Float[Tensor, "B states states"]:
     """Run the circuit and average over the states of the ancilla."""
-    wires = qubits + circuit.ancilla
-    count = count_angles(wires, circuit.layers, circuit.ansatz)
+    count = count_angles(qubits + circuit.ancilla, circuit.layers, circuit.ansatz)
     angles = _angles(scores, theta, qubits, count)
-    unitary = circuit_unitary(angles, wires, circuit.layers, circuit.ansatz)
-    squares = unitary.real.square() + unitary.imag.square()
-    states, copies = 2**qubits, 2**circuit.ancilla
-    plan = squares.reshape(-1, states, copies, states, copies).sum((2, 4))
+    problem = CircuitProblem(angles, qubits, circuit.ancilla, circuit.layers, circuit.ansatz)
+    plan = choose(operator, problem, circuit.backend).solve(problem)
     # rounding makes every gate a little longer or shorter than one, the same for all states
-    return plan * (states / plan.detach().sum((-2, -1), keepdim=True))
+    return plan * (2**qubits / plan.detach().sum((-2, -1), keepdim=True))
 
 
 def _angles(

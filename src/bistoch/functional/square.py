@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import hardtanh
 
 from bistoch.functional import inputs
 from bistoch.functional._nonfinite import clean_scores, show
@@ -117,10 +118,11 @@ def _real_first(
 
 
 def _product(query: Tensor, key: Tensor, sharpness: Float[Tensor, "B"]) -> Float[Tensor, "B n n"]:
-    # scores beyond this mean nothing to an angle or a direction, and their squares would overflow
+    # scores beyond this mean nothing to an angle or a direction, and their squares would overflow;
+    # it is clamp, with a quicker backward
     limit = torch.finfo(query.dtype).max ** 0.4
-    query = (query * sharpness[:, None, None]).clamp(-limit, limit)
-    return (query @ key.clamp(-limit, limit).mT).clamp(-limit, limit)
+    query = hardtanh(query * sharpness[:, None, None], -limit, limit)
+    return hardtanh(query @ hardtanh(key, -limit, limit).mT, -limit, limit)
 
 
 def _move(rows: Float[Tensor, "B n d"], order: Int[Tensor, "B n"]) -> Float[Tensor, "B n d"]:

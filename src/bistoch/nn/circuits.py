@@ -17,7 +17,7 @@ class Quantum(OperatorModule):
     """The plan of a circuit whose angles are the scores times theta, which may be learned per head.
 
     Args:
-        ansatz, layers, ancilla, shots, eps, scale: as for `bistoch.quantum_attention`.
+        ansatz, layers, ancilla, shots, eps, scale, backend: as for `bistoch.quantum_attention`.
         learn: "none" for the fixed theta of the operator, or "head" for a parameter `theta` with
             one row per head, which starts there.
         tokens: the longest sequence, for `learn="head"`: it fixes the size of the circuit, also for
@@ -46,6 +46,7 @@ class Quantum(OperatorModule):
         learn: Literal["none", "head"] = "none",
         tokens: int | None = None,
         heads: int | None = None,
+        backend: str = "auto",
     ) -> None:
         inputs.check_choice("Quantum", "learn", learn, ("none", "head"))
         if tokens is not None:
@@ -57,7 +58,7 @@ class Quantum(OperatorModule):
         super().__init__(
             OPERATORS["quantum"],
             theta=theta, ansatz=ansatz, layers=layers, ancilla=ancilla, qubits=qubits, shots=shots,
-            eps=eps, scale=scale,
+            eps=eps, scale=scale, backend=backend,
         )  # fmt: skip
         self.learn = learn
         self.tokens = tokens

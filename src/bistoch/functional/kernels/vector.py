@@ -114,6 +114,28 @@ def multiply_add(typing, a, b, c):
 
 
 @intrinsic
+def subtract_product(typing, a, b, c):
+    """`c - a * b`."""
+
+    def generate(context, builder, signature, arguments):
+        together = ("contract",)
+        product = builder.fmul(*arguments[:2], flags=together)
+        return builder.fsub(arguments[2], product, flags=together)
+
+    return a(a, a, a), generate
+
+
+@intrinsic
+def subtract_vectors(typing, a, b):
+    """`a - b`, place by place."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.fsub(*arguments, flags=("contract",))
+
+    return a(a, a), generate
+
+
+@intrinsic
 def multiply_vectors(typing, a, b):
     """`a * b`, place by place."""
 
@@ -129,6 +151,16 @@ def add_vectors(typing, a, b):
 
     def generate(context, builder, signature, arguments):
         return builder.fadd(*arguments, flags=("contract",))
+
+    return a(a, a), generate
+
+
+@intrinsic
+def divide_vectors(typing, a, b):
+    """`a / b`, place by place."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.fdiv(*arguments)
 
     return a(a, a), generate
 

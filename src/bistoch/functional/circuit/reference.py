@@ -1,6 +1,7 @@
 """A simulator of parametrised circuits: the whole unitary matrix, for a batch of angles at once.
 
-A circuit is a list of 4 x 4 matrices, each acting on two neighbouring qubits of a line.
+A circuit is a list of 4 x 4 matrices, each acting on two neighbouring qubits of a line. This is the
+specification: readable, on any device.
 """
 
 import torch
@@ -8,18 +9,22 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 from torch.autograd import forward_ad
 
-ANSAETZE = ("simple", "parted", "centrosymmetric", "trotter")
-ANGLES_PER_BLOCK = 4
+from bistoch.functional.backends import Backend
+from bistoch.functional.circuit.problem import ANGLES_PER_BLOCK, CircuitProblem
 
 
-def count_angles(qubits: int, layers: int, ansatz: str) -> int:
-    """How many angles a circuit has: four per block, one block per pair of neighbours and layer.
+def block_sums(problem: CircuitProblem) -> Float[Tensor, "B states states"]:
+    """The squares of the unitary matrix, added up over the states of the ancilla.
 
-    >>> count_angles(5, layers=2, ansatz="simple"), count_angles(5, layers=2, ansatz="parted")
-    (32, 64)
+    >>> angles = torch.zeros(1, count_angles(3, layers=1, ansatz="simple"))
+    >>> block_sums(CircuitProblem(angles, qubits=1, ancilla=2, layers=1, ansatz="simple"))
+    tensor([[[4., 0.],
+             [0., 4.]]])
     """
-    blocks = max(qubits - 1, 0) * layers
-    return ANGLES_PER_BLOCK * blocks * (2 if ansatz == "parted" else 1)
+    unitary = circuit_unitary(problem.angles, problem.wires, problem.layers, problem.ansatz)
+    squares = unitary.real.square() + unitary.imag.square()
+    states, copies = 2**problem.qubits, 2**problem.ancilla
+    return squares.reshape(-1, states, copies, states, copies).sum((2, 4))
 
 
 def circuit_unitary(
@@ -170,3 +175,6 @@ def _split(state: Complex[Tensor, "B states columns"], place: int) -> Tensor:
     return state.reshape(
         state.shape[0], 2**place, 4, state.shape[1] * state.shape[2] >> (place + 2)
     )
+
+
+BACKEND = Backend("reference", "", block_sums)

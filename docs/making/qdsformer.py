@@ -1,0 +1,54 @@
+"""What the page on QDSFormer shows: the circuit trained beside others, from the record."""
+
+from making.drawing import PALETTE, decorate, put_table, save
+from making.lab import RECORDS, plain
+from matplotlib.figure import Figure
+
+from bistoch.lab.reproduce import qdsformer as study
+from bistoch.lab.reproduce.qdsformer_plans import own_plans_of
+from bistoch.lab.study import Results, read_record
+
+PAGE = "qdsformer.md"
+
+
+def qdsformer() -> None:
+    """Tables, verdicts and the picture of the page."""
+    results = read_record(RECORDS / "qdsformer-fashion.json")
+    _, fashion, digits, steady, plans, own, steps = study.tables(results)
+    for name, table in {
+        "qdsformer_fashion": fashion, "qdsformer_mnist": digits, "qdsformer_steady": steady,
+        "qdsformer_plans": plans, "qdsformer_own": own, "qdsformer_steps": steps,
+    }.items():  # fmt: skip
+        put_table(PAGE, name, table.head, table.rows)
+    # those on all pictures are on the page on training
+    asked = [
+        one for one in study.checks(results) if not one.claim.startswith(tuple(study.OPERATORS))
+    ]
+    put_table(PAGE, "qdsformer_verdicts", ("asked", "measured", "holds"), asked)
+    save(draw(results), "qdsformer")
+
+
+def draw(results: Results) -> Figure:
+    """Accuracies on parts of two data sets, and what the models' own plans keep of the class."""
+    operators = list(study.PARTS["fashion-mnist"])
+    panels = {
+        "FashionMNIST, test accuracy (%)": (
+            lambda name: study.part_of("fashion-mnist", name), "test.accuracy"
+        ),
+        "MNIST, test accuracy (%)": (lambda name: study.part_of("mnist", name), "test.accuracy"),
+        "class of the nearest plan right (%)": (own_plans_of, "trained.nearest"),
+    }  # fmt: skip
+    figure = Figure(figsize=(9.6, 2.6), layout="constrained")
+    for axes, (title, (name, metric)) in zip(
+        figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True
+    ):
+        for place, operator in enumerate(operators):
+            scores = [100 * score for score in results.values(name(operator), metric)]
+            colour = PALETTE[place % len(PALETTE)]
+            axes.plot(scores, [place] * len(scores), "o", color=colour, markersize=5, alpha=0.6)
+            middle = sum(scores) / max(len(scores), 1)
+            axes.plot([middle], [place], "|", color=colour, markersize=17, markeredgewidth=1.6)
+        axes.set_yticks(range(len(operators)), [plain(text) for text in operators])
+        axes.set_ylim(len(operators) - 0.5, -0.5)
+        decorate(axes, title, "a dot per seed, a bar for their mean", "")
+    return figure

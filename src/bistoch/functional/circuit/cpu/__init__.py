@@ -1,0 +1,1 @@
+"""Kernels of circuits on CPUs; `launch` is what other files call."""
