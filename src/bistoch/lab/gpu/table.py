@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -13,16 +14,27 @@ import bistoch
 from bistoch.functional import backends
 from bistoch.functional.kernels.gpu import HAS_TRITON, Launch, is_interpreted, record_launches
 from bistoch.lab.files import write_whole
-from bistoch.lab.gpu.compiled import DEVICES, Compiled, compile_launch, distinct
+from bistoch.lab.gpu.compiled import (
+    DEVICES,
+    Compiled,
+    compile_launch,
+    distinct,
+    fingerprint,
+    name_of,
+)
 
 MODULE = "bistoch.functional.elastic.triton.backend"
 WIDTHS = (64, 128, 256)
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
+# what compilers said, by fingerprint of kernel and target
+Rows = dict[str, dict[str, Any]]
+
 
 def run_compile_table(out: Path, console: Console, targets: tuple[str, ...] = ()) -> Path:
     """Compile all kernels for all GPUs, print what they need, and write it as JSON.
 
+    What the file of an earlier run knows is not compiled again unless the kernel has changed.
     Raises an error if a kernel spills registers, or needs more shared memory than there is.
     """
     if not HAS_TRITON or is_interpreted():
@@ -30,21 +42,42 @@ def run_compile_table(out: Path, console: Console, targets: tuple[str, ...] = ()
             "bench: --compile-table needs Triton (pip install 'bistoch[gpu]'), and cannot use its "
             "interpreter; unset TRITON_INTERPRET"
         )
+    path = out / "compile-table.json"
+    known = _read(path)
     shown = Table("kernel", "tokens", *(f"{name} ({x.name})" for name, x in DEVICES.items()))
-    rows, bad = [], []
+    rows, bad = {}, []
     for title, launch in configurations():
-        found = [compile_launch(launch, target) for target in targets or DEVICES]
-        rows += [{"tokens": title, **one._asdict()} for one in found]
+        found = []
+        for target in targets or DEVICES:
+            key = fingerprint(launch, target)
+            one = _known(known, key) or compile_launch(launch, target)
+            if key not in known:
+                console.print(f"compiled {one.kernel} of {title} for {target}", style="dim")
+            found.append(one)
+            rows[key] = {"tokens": title, **one._asdict(), "fits": one.fits, "key": key}
+            # an interrupted run forgets nothing
+            write_whole(path, _json(rows | {k: x for k, x in known.items() if k not in rows}))
         bad += [f"{one.kernel} of {title} on {one.target}" for one in found if not one.fits]
-        shown.add_row(launch.kernel.__name__, title, *map(_cell, found))
-        console.print(f"compiled {launch.kernel.__name__} of {title}", style="dim")
+        shown.add_row(name_of(launch), title, *map(_cell, found))
+    write_whole(path, _json(rows))
     console.print(shown)
     console.print("registers of a thread, shared memory in KiB, occupancy; bytes spilled if any")
-    path = out / "compile-table.json"
-    write_whole(path, json.dumps(rows, indent=1).encode())
     if bad:
         raise ValueError(f"bench: these kernels do not fit: {'; '.join(bad)}")
     return path
+
+
+def _read(path: Path) -> Rows:
+    return {row["key"]: row for row in json.loads(path.read_text())} if path.exists() else {}
+
+
+def _json(rows: Rows) -> bytes:
+    return json.dumps(list(rows.values()), indent=1).encode()
+
+
+def _known(rows: Rows, key: str) -> Compiled | None:
+    """What an earlier run found."""
+    return Compiled(*(rows[key][x] for x in Compiled._fields)) if key in rows else None
 
 
 def configurations() -> Iterator[tuple[str, Launch]]:

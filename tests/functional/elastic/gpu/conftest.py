@@ -19,6 +19,19 @@ def _quick_interpreter():
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of 16 tokens, so that few tokens are several of them; no head is a short one."""
+    monkeypatch.setattr(blocks, "STRIP_TOKENS", {True: 0, False: 0})
+    _small(monkeypatch)
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    """Row and column steps in one kernel, with tiles of 16 queries that two programs share."""
+    monkeypatch.setattr(blocks, "STRIP", 0)
+    monkeypatch.setattr(blocks, "BUSY", 4)
+    _small(monkeypatch)
+
+
+def _small(monkeypatch):
     from bistoch.functional.elastic.triton import differentiate, launch
 
     for module in (launch, differentiate):
@@ -27,9 +40,9 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "LARGEST_SINGLE_HEAD", 0)
 
 
-@pytest.fixture(params=["long", "short"])
+@pytest.fixture(params=["long", "fused", "short"])
 def form(request):
-    """Both forms of the kernels; those of the long one have several blocks."""
-    if request.param == "long":
-        request.getfixturevalue("small_blocks")
+    """All forms of the kernels; those of the long and of the fused one have several blocks."""
+    if request.param != "short":
+        request.getfixturevalue("small_blocks" if request.param == "long" else "fused")
     return request.param

@@ -49,6 +49,38 @@ def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
     return TABLE[kernel, half][0 if widest <= 64 else 1 if widest <= 128 else 2]
 
 
+# programs that keep a GPU busy; a head is shared by so many that there are at least these
+BUSY = 256
+# entries of a tile of the fused form, in powers of two, that 8 warps hold in 64 registers each
+STRIP = 256 * 64
+# columns of a head, times width of its tokens, that stay on chip beside it, by whether they are of
+# half precision
+STRIP_TOKENS = {True: 512 * 64, False: 128 * 64}
+
+
+class Strip(NamedTuple):
+    """Queries of a tile that holds all keys of a head, and programs that share out its queries."""
+
+    blocks: Blocks
+    parts: int
+
+    def arguments(self) -> dict[str, Any]:
+        """As a kernel takes them."""
+        return self.blocks.arguments()
+
+
+def strip_of(problem: Problem) -> Strip | None:
+    """The tile of the fused form; None if there are too many keys for one."""
+    size, n, m = problem.scores.shape
+    columns, tokens = max(power_of_two(m), 16), _token_width(problem)
+    if columns * max(tokens, 16) > STRIP_TOKENS[tokens == 0 or _is_half(problem)]:
+        return None
+    rows = min(max(STRIP // columns, 16), 64)
+    count = -(-n // rows)
+    warps = 8 if columns * rows > 8192 else 4
+    return Strip(Blocks(rows, columns, warps, 2), max(1, min(-(-BUSY // size), count, 16)))
+
+
 # entries of the scores of a head, in powers of two, that 8 warps hold in 16 registers each; fewer
 # if it is made of float32 tokens, whose products take most registers
 LARGEST_HEAD = 64 * 64
