@@ -135,12 +135,14 @@ class _EpochProgress:
 def evaluate(
     run: Run,
     data: Annotated[str | None, option("Other data.", default="what it was trained on")] = None,
+    device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Loss and score of a trained model on the test split of its data, or of other data."""
+    from bistoch.lab.device import read_device
     from bistoch.lab.train.run import evaluate_run
 
-    found = evaluate_run(run, data)
+    found = evaluate_run(run, data, read_device(device, "eval"))
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -154,6 +156,7 @@ def predict(
     samples: Samples,
     resize: ResizeTo = None,
     corrupt: OnCorrupt = Corrupt.REFUSE,
+    device: Device = "cpu",
     out: Annotated[
         Path | None, option("Write a .csv file.", default="print", dir_okay=False)
     ] = None,
@@ -163,10 +166,12 @@ def predict(
     Images of another size are scaled as they were in training, or as --resize says.
     """
     from bistoch.lab import train as lab
+    from bistoch.lab.device import read_device
     from bistoch.lab.files import write_whole
 
+    where = read_device(device, "predict")
     pictures = read_pictures(resize, None, corrupt)
-    predictions = lab.predict(lab.restore_run(run), samples, pictures=pictures)
+    predictions = lab.predict(lab.restore_run(run, where), samples, pictures=pictures)
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(lab.Prediction._fields)
@@ -184,8 +189,12 @@ def generate(
     count: Annotated[int, option("Characters or bytes to add.", min=0)] = 400,
     temperature: Annotated[float, option("0 always takes the most likely.", min=0.0)] = 0.8,
     seed: Annotated[int, option("Of sampling.", min=0)] = 0,
+    device: Device = "cpu",
 ) -> None:
     """Continue a text with a language model that was trained on a corpus."""
+    from bistoch.lab.device import read_device
     from bistoch.lab.train.generate import generate_text
 
-    typer.echo(generate_text(run, prompt, count, temperature=temperature, seed=seed))
+    where = read_device(device, "generate")
+    text = generate_text(run, prompt, count, temperature=temperature, seed=seed, device=where)
+    typer.echo(text)

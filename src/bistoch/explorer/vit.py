@@ -72,7 +72,7 @@ def swap(
         attention: Any = model.blocks[number].attention
         size = attention.query.out_features // attention.heads
         count = attention.heads if heads is None else len(heads)
-        made = build_operator(operator, count, size)
+        made = build_operator(operator, count, size).to(attention.query.weight.device)
         attention.operator = made if heads is None else Swapped(made, heads, attention.heads, None)
     return model
 

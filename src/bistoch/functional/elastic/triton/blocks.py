@@ -51,8 +51,8 @@ def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
 
 # programs that keep a GPU busy; a head is shared by so many that there are at least these
 BUSY = 256
-# entries of a tile of the fused form, in powers of two, that 8 warps hold in 64 registers each
-STRIP = 256 * 64
+# queries of a tile of the fused form; more would spill registers on a B200
+STRIP = 32
 # columns of a head, times width of its tokens, that stay on chip beside it, by whether they are of
 # half precision
 STRIP_TOKENS = {True: 512 * 64, False: 128 * 64}
@@ -75,10 +75,8 @@ def strip_of(problem: Problem) -> Strip | None:
     columns, tokens = max(power_of_two(m), 16), _token_width(problem)
     if columns * max(tokens, 16) > STRIP_TOKENS[tokens == 0 or _is_half(problem)]:
         return None
-    rows = min(max(STRIP // columns, 16), 64)
-    count = -(-n // rows)
-    warps = 8 if columns * rows > 8192 else 4
-    return Strip(Blocks(rows, columns, warps, 2), max(1, min(-(-BUSY // size), count, 16)))
+    parts = max(1, min(-(-BUSY // size), -(-n // STRIP), 16))
+    return Strip(Blocks(STRIP, columns, 8 if columns > 128 else 4, 2), parts)
 
 
 # entries of the scores of a head, in powers of two, that 8 warps hold in 16 registers each; fewer

@@ -1,6 +1,7 @@
 """The exact gradient of the iterations that ran, by the kernels of this folder (docs/gradient.md).
 
-Two launches for each iteration, or one in the fused form, and three to six for all the rest; nothing waits for the host.
+Two launches for each iteration, or one in the fused form, and three to six for all the rest;
+nothing waits for the host.
 """
 
 from typing import Any, NamedTuple

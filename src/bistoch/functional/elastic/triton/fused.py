@@ -24,7 +24,7 @@ def iterate_fused(run: Run, strip: Strip) -> None:
 
     With a tolerance every column step is a launch, since its residual decides who goes on.
     """
-    (size, n, m), iters = run.problem.scores.shape, run.problem.balance.iters
+    (size, _, m), iters = run.problem.scores.shape, run.problem.balance.iters
     # what one launch reads, another one writes at the same time
     places = run.lam.new_empty(2, 2, size, strip.parts, m)
     shared = {"parts": strip.parts, "m": m}
@@ -56,7 +56,7 @@ def go_back_fused(
     row_grads: Tensor,
 ) -> None:
     """Back through all iterations: fill dg before each of them, and df."""
-    (size, n, m), iters = problem.scores.shape, history.omega.shape[1]
+    (size, _, m), iters = problem.scores.shape, history.omega.shape[1]
     columns, lam = history.peak[:, iters:], problem.balance.lam.contiguous()
     places = lam.new_empty(2, size, strip.parts, m)
     shared = {

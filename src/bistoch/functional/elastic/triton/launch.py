@@ -104,9 +104,9 @@ def forward(problem: Problem, value: Tensor, solution: Solution, history: Histor
     wide = blocks_of("output", common | {"VALUES": value.shape[2]})
     launch(
         output_kernel, size * wide.count(n), **common, **wide.arguments(), value=value.contiguous(),
-        column=column, log_row_mass=run.weights, output=solution.output, row=solution.row, weighed=row,
-        rest=rest, row_each=row.stride(0), column_each=column.stride(0), VALUES=value.shape[2],
-        VALUE_WIDTH=width(value.shape[2]),
+        column=column, log_row_mass=run.weights, output=solution.output, row=solution.row,
+        weighed=row, rest=rest, row_each=row.stride(0), column_each=column.stride(0),
+        VALUES=value.shape[2], VALUE_WIDTH=width(value.shape[2]),
     )  # fmt: skip
     solution.column.copy_(column)
     if value.shape[2] == 0 or watch is not None or balance.start is not None:
@@ -114,8 +114,8 @@ def forward(problem: Problem, value: Tensor, solution: Solution, history: Histor
         residual, blocks = like.new_empty(size, m), blocks_of("steps", common)
         launch(
             column_step_kernel, size * blocks.count(m), **common, **blocks.arguments(), row=row,
-            column=column, log_mass=run.log_mass, lam=run.lam, omega=run.omega, running=None, peaks=None,
-            log_totals=None, moved=residual, row_each=row.stride(0),
+            column=column, log_mass=run.log_mass, lam=run.lam, omega=run.omega, running=None,
+            peaks=None, log_totals=None, moved=residual, row_each=row.stride(0),
             column_each=column.stride(0), moved_each=m, peaks_each=0, log_totals_each=0, MOVE=False,
         )  # fmt: skip
         solution.column.masked_fill_(residual.isnan(), -torch.inf)

@@ -22,6 +22,7 @@ class Room(NamedTuple):
 
     @classmethod
     def new(cls, problem: Problem, history: History | None) -> "Room":
+        """With the potentials before the first iteration."""
         (size, n, m), like = problem.scores.shape, problem.scores.like
         if history is not None:
             found = cls(history.row, history.peak[:, problem.balance.iters :])
@@ -52,6 +53,7 @@ class Watch(NamedTuple):
 
     @classmethod
     def new(cls, problem: Problem, omega: Tensor) -> "Watch":
+        """With all problems going on."""
         column = problem.balance.first_column().clone(memory_format=torch.contiguous_format)
         running = torch.ones(len(omega), dtype=torch.int32, device=omega.device)
         return cls(

@@ -91,16 +91,16 @@ def strip_kernel(
     inside = at < m
     column += wide * column_each
     if JOIN:
-        peak, log_total, residual, before, alive = joined_step(
+        joined_peak, joined_total, residual, before, reached = joined_step(
             earlier_peaks + wide * parts * m, earlier_totals + wide * parts * m, column,
             log_mass + wide * m, tl.load(lam + head), at, inside, m, parts,
         )  # fmt: skip
-        own = tl.where(alive, before + tl.load(omega + head) * residual, float("-inf"))
+        own = tl.where(reached, before + tl.load(omega + head) * residual, float("-inf"))
         if part == 0:
             tl.store(moved + wide * moved_each + at, own, mask=inside)
             if kept_peaks is not None:
-                tl.store(kept_peaks + wide * kept_peaks_each + at, peak, mask=inside)
-                tl.store(kept_totals + wide * kept_totals_each + at, log_total, mask=inside)
+                tl.store(kept_peaks + wide * kept_peaks_each + at, joined_peak, mask=inside)
+                tl.store(kept_totals + wide * kept_totals_each + at, joined_total, mask=inside)
     else:
         own = tl.load(column + at, mask=inside, other=0.0)
     there = load_real(key_real, at, m)
