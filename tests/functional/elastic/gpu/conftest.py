@@ -26,7 +26,7 @@ def small_blocks(monkeypatch):
 @pytest.fixture
 def fused(monkeypatch):
     """Row and column steps in one kernel, with tiles of 16 queries that two programs share."""
-    monkeypatch.setattr(blocks, "STRIP", 16)
+    monkeypatch.setattr(blocks, "STRIP", (16, 16))
     monkeypatch.setattr(blocks, "BUSY", 4)
     _small(monkeypatch)
 

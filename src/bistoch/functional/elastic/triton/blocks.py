@@ -51,10 +51,11 @@ def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
 
 # programs that keep a GPU busy; a head is shared by so many that there are at least these
 BUSY = 256
-# queries of a tile of the fused form; more would spill registers on a B200
-STRIP = 32
+# queries of a tile of the fused form, without a mask and with one; more would spill registers on a
+# B200
+STRIP = (32, 16)
 # columns of a head, times width of its tokens, that stay on chip beside it, by whether they are of
-# half precision
+# half precision; half as many columns if there is a mask
 STRIP_TOKENS = {True: 512 * 64, False: 128 * 64}
 
 
@@ -73,10 +74,13 @@ def strip_of(problem: Problem) -> Strip | None:
     """The tile of the fused form; None if there are too many keys for one."""
     size, n, m = problem.scores.shape
     columns, tokens = max(power_of_two(m), 16), _token_width(problem)
-    if columns * max(tokens, 16) > STRIP_TOKENS[tokens == 0 or _is_half(problem)]:
+    masked = not isinstance(problem.scores, Scores) or problem.scores.mask is not None
+    room = STRIP_TOKENS[tokens == 0 or _is_half(problem)] // (2 if masked else 1)
+    if columns * max(tokens, 64) > room:
         return None
-    parts = max(1, min(-(-BUSY // size), -(-n // STRIP), 16))
-    return Strip(Blocks(STRIP, columns, 8 if columns > 128 else 4, 2), parts)
+    rows = STRIP[masked]
+    parts = max(1, min(-(-BUSY // size), -(-n // rows), 16))
+    return Strip(Blocks(rows, columns, 8 if columns > 128 else 4, 2), parts)
 
 
 # entries of the scores of a head, in powers of two, that 8 warps hold in 16 registers each; fewer
