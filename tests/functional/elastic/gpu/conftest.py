@@ -2,13 +2,17 @@ import pytest
 import torch
 
 from bistoch.functional.elastic.triton import blocks
+from bistoch.functional.kernels.gpu import is_interpreted
 
 # in Triton's interpreter if there is no GPU
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.fixture(autouse=True)
-def _quick_interpreter():
+def _quick_interpreter(request):
+    on_device = request.node.get_closest_marker("gpu") is not None
+    if DEVICE != "cpu" and not on_device and not is_interpreted():
+        pytest.skip("for Triton's interpreter: set TRITON_INTERPRET=1, and hide the GPU")
     if DEVICE == "cpu":
         pytest.importorskip("triton")
         from interpreter import patch_once

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from bistoch.functional.kernels.gpu import power_of_two, width
+from bistoch.functional.kernels.tuning import chosen_blocks
 from bistoch.functional.problem import Problem, Scores
 
 
@@ -30,11 +31,13 @@ class Blocks(NamedTuple):
 # that spill no register (docs/gpu.md says for which GPUs that was checked)
 TABLE = {
     ("steps", True): (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2)),
+    ("vectors", True): (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2)),
     ("output", True): (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
     ("values", True): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 16, 4, 1)),
     ("tokens", True): (Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
     ("bias", True): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
     ("steps", False): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
+    ("vectors", False): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
     ("output", False): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
     ("values", False): (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
     ("tokens", False): (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
@@ -42,8 +45,25 @@ TABLE = {
 }
 
 
+# what is worth trying on a device, for tokens of half precision: a pass that owns twice as many
+# tokens reads half as much from the cache, one of fewer leaves room for more programs
+SPACE: dict[str, tuple[tuple[int, int, int, int], ...]] = {
+    "steps": ((64, 64, 4, 2), (128, 64, 8, 2), (64, 32, 4, 3)),
+    "output": ((64, 64, 4, 2), (128, 64, 8, 2), (64, 32, 4, 2)),
+    "vectors": ((64, 64, 4, 2), (128, 64, 8, 2), (64, 32, 4, 3)),
+    "values": ((64, 32, 4, 2), (32, 32, 4, 2)),
+    "tokens": ((32, 16, 4, 2), (32, 32, 4, 2)),
+}
+
+
 def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
-    """The blocks of a kernel for tokens and values of a width, and for the dtype of tokens."""
+    """The blocks of a kernel for tokens and values of a width, and for the dtype of tokens.
+
+    Those that a user chose, else those of the table.
+    """
+    chosen = chosen_blocks(kernel)
+    if chosen is not None:
+        return Blocks(*chosen)
     widest = max(arguments["WIDTH"], width(arguments.get("VALUES", 0)))
     half = arguments["query"].dtype.itemsize == 2
     return TABLE[kernel, half][0 if widest <= 64 else 1 if widest <= 128 else 2]

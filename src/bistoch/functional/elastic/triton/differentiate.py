@@ -120,7 +120,7 @@ class _Replay(NamedTuple):
             )
             return row_grads
         lam = self.problem.balance.lam.contiguous()
-        blocks = blocks_of("steps", self.common)
+        blocks = blocks_of("vectors", self.common)
         for t in reversed(range(self.iters)):
             row, rest = history.row[:, t].unbind(1)
             shared = {

@@ -16,6 +16,7 @@ import triton.language as tl
 from bistoch.functional.elastic.triton.scores import (
     LOWEST,
     NONE,
+    column_shift,
     load_real,
     mask_of,
     own_tokens,
@@ -245,11 +246,12 @@ def strip_grad_kernel(
     own = tl.load(column + wide * column_each + at, mask=inside, other=float("-inf"))
     peak = tl.load(peaks + wide * peaks_each + at, mask=inside, other=LOWEST)
     log_total = tl.load(log_totals + wide * log_totals_each + at, mask=inside, other=0.0)
-    # C = R exp(rest - log of the column sums of R); peak and potential are close: exact
+    # C = R exp(rest - log total), if totals are column sums of R: then their peak is -g
     seen = (own > float("-inf")) & (peak > LOWEST)
-    log_sums = tl.where(seen, (own + peak) + log_total, 0.0)
-    low = tl.min(log_sums, 0) < LOG_FLOOR
-    weights = tl.where(seen, arriving * tl.exp(-tl.maximum(log_sums, LOG_FLOOR)), 0.0)
+    direct = seen & (peak == -own) & (log_total >= LOG_FLOOR)
+    low = tl.max(tl.where(seen & (direct == 0), 1, 0), 0) > 0
+    weights = tl.where(direct, arriving * tl.exp(-tl.where(direct, log_total, 0.0)), 0.0)
+    shift = column_shift(peak, own)
     step = tl.load(omega + wide * omega_each) * tl.load(lam + head)
     there = load_real(key_real, at, m)
     tile = own_tokens(key, at, m, FEATURES, WIDTH, CHUNK)
@@ -269,8 +271,8 @@ def strip_grad_kernel(
         plan = tl.exp(logs)
         if low:
             # sums that underflowed: C in logarithms, as in `row_grad_kernel`
-            logs = scores + potential[None, :]
-            logs -= peak[:, None]
+            logs = (scores + shift[:, None]) + potential[None, :]
+            logs -= (peak + shift)[:, None]
             logs -= log_total[:, None]
             slope = tl.sum(tl.exp(logs) * arriving[:, None], 0)
         else:
