@@ -94,8 +94,16 @@ def _output(heads: int, n: int, m: int, d: int) -> Work:
 
 def fused_forward(heads: int, n: int, m: int, d: int, iters: int) -> Work:
     """One pass an iteration, in which all keys stay on chip, a last join, and the output."""
-    step = _step(heads, n, m, d, max(m, 1))
-    return step.times(iters) + _output(heads, n, m, d) + Work(launches=1 if iters else 0)
+    step, join = _fused_step(heads, n, m, d, 2), Work(launches=1 if iters else 0)
+    return step.times(iters) + join + _output(heads, n, m, d)
+
+
+def _fused_step(heads: int, n: int, m: int, d: int, vectors: int) -> Work:
+    """A pass in which programs own all keys and leave so many vectors of partial sums."""
+    parts = max(1, min(-(-256 // heads), -(-n // 32), 16))
+    # they are written once, and read by all programs of the next launch
+    left = 4.0 * vectors * heads * parts * m
+    return _step(heads, n, m, d, max(m, 1)) + Work(bytes=2 * left, cached=parts * left)
 
 
 def long_backward(heads: int, n: int, m: int, d: int, iters: int) -> Work:
@@ -105,8 +113,7 @@ def long_backward(heads: int, n: int, m: int, d: int, iters: int) -> Work:
 
 def fused_backward(heads: int, n: int, m: int, d: int, iters: int) -> Work:
     """As `long_backward`, with one pass an iteration for the vectors, and a last join."""
-    step = _step(heads, n, m, d, max(m, 1))
-    join = Work(launches=1 if iters else 0)
+    step, join = _fused_step(heads, n, m, d, 1), Work(launches=1 if iters else 0)
     return step.times(iters) + join + _gradients(heads, n, m, d, iters)
 
 

@@ -1,7 +1,9 @@
 """The table behind `bistoch bench --compile-table`: every kernel, every width, every GPU."""
 
 import json
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ from torch import Tensor
 
 import bistoch
 from bistoch.functional import backends
+from bistoch.functional.elastic.triton.blocks import SPACE
 from bistoch.functional.kernels.gpu import HAS_TRITON, Launch, is_interpreted, record_launches
+from bistoch.functional.kernels.tuning import use_blocks
 from bistoch.lab.files import write_whole
 from bistoch.lab.gpu.compiled import (
     DEVICES,
@@ -86,9 +90,33 @@ def configurations() -> Iterator[tuple[str, Launch]]:
         for d in WIDTHS:
             yield from _of(f"{name}, d = {d}", long_launches(dtype, d))
         yield from _of(f"{name}, 32 x 32, d = 64", short_launches(dtype, 32))
+    for m, d in ((512, 64), (256, 128), (128, 256)):
+        yield from _of(f"bf16, {m} keys, d = {d}", fused_launches(torch.bfloat16, m, d))
+    yield from _of("bf16, 256 keys, d = 64, bias", fused_launches(torch.bfloat16, 256, 64, True))
+    yield from _of("fp32, 128 keys, d = 64", fused_launches(torch.float32, 128, 64))
     yield from _of("bf16, 64 x 64, d = 64", short_launches(torch.bfloat16, 64))
     for n in (4, 32, 64):
         yield from _of(f"scores {n} x {n}", plan_launches(n))
+    yield from _of("bf16, d = 64, tolerance", tolerance_launches())
+    for family, candidates in SPACE.items():
+        # the first is that of the table
+        for sizes in candidates[1:]:
+            with use_blocks({family: sizes}):
+                launches = long_launches(torch.bfloat16, 64)
+            title = f"bf16, d = 64, {'x'.join(map(str, sizes))}"
+            yield from _of(title, _family(family, launches))
+
+
+# whose blocks the families of kernels are
+KERNELS = {
+    "steps": ("row_step_kernel", "column_step_kernel"), "output": ("output_kernel",),
+    "vectors": ("row_grad_kernel", "column_grad_kernel"), "values": ("value_grad_kernel",),
+    "tokens": ("token_grad_kernel",),
+}  # fmt: skip
+
+
+def _family(family: str, launches: list[Launch]) -> list[Launch]:
+    return [launch for launch in launches if launch.kernel.__name__ in KERNELS[family]]
 
 
 def _of(title: str, launches: list[Launch]) -> Iterator[tuple[str, Launch]]:
@@ -96,15 +124,40 @@ def _of(title: str, launches: list[Launch]) -> Iterator[tuple[str, Launch]]:
         yield title, launch
 
 
-def long_launches(dtype: torch.dtype, d: int, tol: float | None = None) -> list[Launch]:
-    """All launches of a head of 256 tokens with a bias, forward and backward."""
-    tokens = torch.zeros(1, 256, d, dtype=dtype, requires_grad=True)
-    bias = torch.zeros(1, 256, 256, requires_grad=True)
+def long_launches(dtype: torch.dtype, d: int) -> list[Launch]:
+    """All launches of a head of 1024 tokens with a bias, forward and backward."""
+    tokens = torch.zeros(1, 1024, d, dtype=dtype, requires_grad=True)
+    bias = torch.zeros(1, 1024, 1024, requires_grad=True)
     return _launches(
         lambda: bistoch.elastic_attention(
-            tokens, tokens, tokens, mask=bias, iters=2, tol=tol, backend="triton"
+            tokens, tokens, tokens, mask=bias, iters=2, backend="triton"
         )
     )
+
+
+def fused_launches(dtype: torch.dtype, m: int, d: int, bias: bool = False) -> list[Launch]:
+    """The launches that only heads have whose keys fit one tile."""
+    query = torch.zeros(1, 1024, d, dtype=dtype, requires_grad=True)
+    key = torch.zeros(1, m, d, dtype=dtype, requires_grad=True)
+    mask = torch.zeros(1, 1024, m) if bias else None
+    launches = _launches(
+        lambda: bistoch.elastic_attention(
+            query, key, key, mask=mask, iters=3, lam=0.5, backend="triton"
+        )
+    )
+    names = ("strip_kernel", "strip_grad_kernel", "join_kernel", "join_grad_kernel")
+    return [x for x in launches if x.kernel.__name__ in names]
+
+
+def tolerance_launches() -> list[Launch]:
+    """The launches that a tolerance adds."""
+    tokens = torch.zeros(1, 1024, 64, dtype=torch.bfloat16)
+    with record_launches(run=False) as launches, _on_this_device(), warnings.catch_warnings():
+        # nothing is computed, so nothing converges
+        warnings.simplefilter("ignore")
+        bistoch.elastic_potentials(tokens, tokens, iters=2, tol=0.1, backend="triton")
+    names = ("decide_kernel", "error_kernel")
+    return [x for x in launches if x.kernel.__name__ in names]
 
 
 def short_launches(dtype: torch.dtype, n: int) -> list[Launch]:
@@ -123,16 +176,21 @@ def plan_launches(n: int) -> list[Launch]:
 
 def _launches(call: Callable[[], Tensor]) -> list[Launch]:
     """What a call and its gradient would launch on a GPU; nothing is computed."""
+    with record_launches(run=False) as launches, _on_this_device():
+        call().sum().backward()
+    return launches
+
+
+@contextmanager
+def _on_this_device() -> Iterator[None]:
+    """As if the tensors were on a GPU."""
     backends._load(MODULE)
     here = backends._LOADED[MODULE]
-    # as if the tensors were on a GPU
     backends._LOADED[MODULE] = here._replace(device="cpu")
     try:
-        with record_launches(run=False) as launches:
-            call().sum().backward()
+        yield
     finally:
         backends._LOADED[MODULE] = here
-    return launches
 
 
 def _cell(one: Compiled) -> str:

@@ -30,29 +30,29 @@ class Blocks(NamedTuple):
 # by kernel and whether tokens are of half precision, for widths up to 64, 128 and 256: the largest
 # that spill no register (docs/gpu.md says for which GPUs that was checked)
 TABLE = {
-    ("steps", True): (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2)),
-    ("vectors", True): (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2)),
+    ("steps", True): (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(128, 32, 8, 2)),
+    ("vectors", True): (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2)),
     ("output", True): (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
-    ("values", True): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 16, 4, 1)),
-    ("tokens", True): (Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
-    ("bias", True): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
+    ("values", True): (Blocks(64, 32, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
+    ("tokens", True): (Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 1)),
+    ("bias", True): (Blocks(32, 16, 8, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 8, 1)),
     ("steps", False): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
-    ("vectors", False): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
+    ("vectors", False): (Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
     ("output", False): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
     ("values", False): (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
     ("tokens", False): (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
-    ("bias", False): (Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
+    ("bias", False): (Blocks(32, 16, 4, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 4, 1)),
 }
 
 
-# what is worth trying on a device, for tokens of half precision: a pass that owns twice as many
-# tokens reads half as much from the cache, one of fewer leaves room for more programs
+# what is worth trying on a device, for half precision tokens of 64 features: a pass that owns twice
+# as many tokens reads half as much from the cache, one of fewer leaves room for more programs
 SPACE: dict[str, tuple[tuple[int, int, int, int], ...]] = {
-    "steps": ((64, 64, 4, 2), (128, 64, 8, 2), (64, 32, 4, 3)),
+    "steps": ((64, 64, 4, 2), (128, 64, 8, 2), (64, 32, 4, 2)),
     "output": ((64, 64, 4, 2), (128, 64, 8, 2), (64, 32, 4, 2)),
-    "vectors": ((64, 64, 4, 2), (128, 64, 8, 2), (64, 32, 4, 3)),
-    "values": ((64, 32, 4, 2), (32, 32, 4, 2)),
-    "tokens": ((32, 16, 4, 2), (32, 32, 4, 2)),
+    "vectors": ((64, 64, 4, 2), (128, 64, 8, 2), (64, 32, 4, 2)),
+    "values": ((64, 32, 4, 2), (32, 16, 4, 1)),
+    "tokens": ((32, 16, 4, 1), (32, 32, 4, 1)),
 }
 
 
@@ -110,7 +110,7 @@ LARGEST_SINGLE_HEAD = 32 * 32
 # numbers of a tile of tokens, one per feature, that fit shared memory beside another one
 LARGEST_TOKENS = 64 * 64
 # entries that the small heads of one program have together
-GROUPED = 2048
+GROUPED = 1024
 
 
 class Heads(NamedTuple):
@@ -148,7 +148,7 @@ def heads_of(problem: Problem, features: int) -> Heads:
     multiplies = features > 0 or _token_width(problem) > 0
     n, m = (max(power_of_two(length), 16 if multiplies else 2) for length in (n, m))
     group = 1 if multiplies else max(1, GROUPED // (n * m))
-    return Heads(group, n, m, max(group * n * m // 512, 4 if multiplies else 1))
+    return Heads(group, n, m, max(group * n * m // 512, 2 if multiplies else 1))
 
 
 def _is_half(problem: Problem) -> bool:

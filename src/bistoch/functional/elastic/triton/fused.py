@@ -6,7 +6,7 @@ from torch import Tensor
 
 from bistoch.functional.elastic.operator import History
 from bistoch.functional.elastic.triton.blocks import Strip
-from bistoch.functional.elastic.triton.rooms import VECTOR, Run
+from bistoch.functional.elastic.triton.rooms import Run
 from bistoch.functional.elastic.triton.strips import (
     join_grad_kernel,
     join_kernel,
@@ -41,7 +41,7 @@ def iterate_fused(run: Run, strip: Strip) -> None:
         if run.watch is not None or t == iters - 1:
             launch(
                 join_kernel, size, **run.column_step(t, KEPT), **shared, peaks=peaks, totals=totals,
-                running=run.running, MOVE=run.watch is None, BLOCK=VECTOR,
+                running=run.running, MOVE=run.watch is None, BLOCK=strip.blocks.y,
             )  # fmt: skip
         run.decide(t)
 
@@ -80,5 +80,5 @@ def go_back_fused(
         )  # fmt: skip
     launch(
         join_grad_kernel, size, **shared, sums=places[0], column_grad=column_grads[:, 1],
-        omega=history.omega[:, 0], earlier_grad=column_grads[:, 0], t=0, BLOCK=VECTOR,
+        omega=history.omega[:, 0], earlier_grad=column_grads[:, 0], t=0, BLOCK=strip.blocks.y,
     )  # fmt: skip
