@@ -34,7 +34,7 @@ TABLE = {
     ("vectors", True): (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2)),
     ("output", True): (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
     ("values", True): (Blocks(64, 32, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
-    ("tokens", True): (Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 1)),
+    ("tokens", True): (Blocks(32, 16, 8, 1), Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 1)),
     ("bias", True): (Blocks(32, 16, 8, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 8, 1)),
     ("steps", False): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
     ("vectors", False): (Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
@@ -52,7 +52,7 @@ SPACE: dict[str, tuple[tuple[int, int, int, int], ...]] = {
     "output": ((64, 64, 4, 2), (128, 64, 8, 2), (64, 32, 4, 2)),
     "vectors": ((64, 64, 4, 2), (128, 64, 8, 2), (64, 32, 4, 2)),
     "values": ((64, 32, 4, 2), (32, 16, 4, 1)),
-    "tokens": ((32, 16, 4, 1), (32, 32, 4, 1)),
+    "tokens": ((32, 16, 8, 1), (32, 16, 4, 2)),
 }
 
 
