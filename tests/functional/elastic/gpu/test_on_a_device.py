@@ -165,3 +165,14 @@ def test_the_same_call_launches_the_same_kernels():
         ]  # fmt: skip
 
     assert facts(1.0) == facts(100.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_of_a_device_that_is_not_the_current_one():
+    q = torch.randn(2, 300, 64)
+    here, there = (
+        bistoch.elastic_attention(*[q.to(device)] * 3, iters=2, backend="triton").cpu()
+        for device in ("cuda:0", "cuda:1")
+    )
+    assert torch.equal(here, there)
