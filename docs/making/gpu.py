@@ -18,7 +18,8 @@ NAMES = {
     "strip_kernel": "fused step", "strip_grad_kernel": "fused step, backward",
     "join_kernel": "joins of the fused form", "join_grad_kernel": "joins of the fused form",
     "heads_kernel": "short", "heads_grad_kernel": "short, backward", "decide_kernel": "tolerance",
-    "error_kernel": "tolerance",
+    "error_kernel": "tolerance", "slack_step_kernel": "prices, step",
+    "slack_product_kernel": "prices, backward", "slack_grad_kernel": "prices, scores, backward",
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from bistoch.functional import backends
 from bistoch.functional.elastic.triton.blocks import SPACE
 from bistoch.functional.kernels.gpu import HAS_TRITON, Launch, is_interpreted, record_launches
 from bistoch.functional.kernels.tuning import use_blocks
+from bistoch.functional.matching import slack
 from bistoch.lab.files import write_whole
 from bistoch.lab.gpu.compiled import (
     DEVICES,
@@ -98,6 +99,7 @@ def configurations() -> Iterator[tuple[str, Launch]]:
     for n in (4, 32, 64):
         yield from _of(f"scores {n} x {n}", plan_launches(n))
     yield from _of("bf16, d = 64, tolerance", tolerance_launches())
+    yield from _of("scores with prices", price_launches())
     for family, candidates in SPACE.items():
         # the first is that of the table
         for sizes in candidates[1:]:
@@ -174,6 +176,16 @@ def plan_launches(n: int) -> list[Launch]:
     return _launches(lambda: bistoch.balance(scores, iters=2, backend="triton"))
 
 
+def price_launches() -> list[Launch]:
+    """The launches of a matching with prices."""
+    scores = torch.zeros(2, 300, 200, requires_grad=True)
+    return _launches(
+        lambda: (
+            bistoch.match(scores, row_price=0.1, column_price=0.1, iters=2, backend="triton").plan
+        )
+    )
+
+
 def _launches(call: Callable[[], Tensor]) -> list[Launch]:
     """What a call and its gradient would launch on a GPU; nothing is computed."""
     with record_launches(run=False) as launches, _on_this_device():
@@ -186,11 +198,12 @@ def _on_this_device() -> Iterator[None]:
     """As if the tensors were on a GPU."""
     backends._load(MODULE)
     here = backends._LOADED[MODULE]
-    backends._LOADED[MODULE] = here._replace(device="cpu")
+    backends._LOADED[MODULE], asked = here._replace(device="cpu"), slack.device_type
+    slack.device_type = lambda: "cpu"
     try:
         yield
     finally:
-        backends._LOADED[MODULE] = here
+        backends._LOADED[MODULE], slack.device_type = here, asked
 
 
 def _cell(one: Compiled) -> str:
