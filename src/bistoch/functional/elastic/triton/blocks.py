@@ -35,7 +35,7 @@ TABLE = {
     ("output", True): (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
     ("values", True): (Blocks(64, 32, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
     ("tokens", True): (Blocks(32, 16, 8, 1), Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 1)),
-    ("bias", True): (Blocks(32, 16, 8, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 8, 1)),
+    ("bias", True): (Blocks(32, 16, 8, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 1, 1)),
     ("steps", False): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
     ("vectors", False): (Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
     ("output", False): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
