@@ -21,6 +21,7 @@ from making.converted import converted
 from making.explorer import explorer_page
 from making.flows import flow_clusters, flow_limits, flow_mixture, flow_orders
 from making.gallery import trained_head
+from making.gpu import gpu_compiled, gpu_expected
 from making.lab import lab_fashion, lab_fashion_long, lab_points, lab_scores, lab_text
 from making.layouts import layouts
 from making.pace import pace, pace_gradient
@@ -57,7 +58,7 @@ def main() -> None:
         lab_points, lab_text, lab_scores,
         search_gain, retrieval, hubs, prototypes, router, registration, sorting, jigsaw,
         cooccurrence, olinear, qdsformer, explorer_page, converted, choosing, trained_head, layouts,
-        monarch_conversion,
+        monarch_conversion, gpu_compiled, gpu_expected,
     ):  # fmt: skip
         measure()
         print(f"done: {measure.__name__}")

@@ -28,6 +28,9 @@ CompileTable = Annotated[
     bool,
     option("Compile the GPU kernels for GPUs that are not here, time nothing.", "--compile-table"),
 ]
+Tune = Annotated[
+    bool, option("Find the fastest blocks of the GPU kernels on this device.", "--tune")
+]
 Out = Annotated[Path, option("Folder for JSON and figure.", file_okay=False)]
 
 
@@ -48,6 +51,7 @@ def bench(
     long: Long = False,
     device: Device = "cpu",
     compile_table: CompileTable = False,
+    tune: Tune = False,
     out: Out = Path("bench-results"),
 ) -> None:
     """Check results against the reference, then time them relative to softmax attention.
@@ -61,6 +65,13 @@ def bench(
 
         out.mkdir(parents=True, exist_ok=True)
         run_compile_table(out, Console())
+        return
+    if tune:
+        from bistoch.lab.device import read_device
+        from bistoch.lab.gpu.tune import run_tuning
+
+        out.mkdir(parents=True, exist_ok=True)
+        run_tuning(out, Console(soft_wrap=True), read_device(device, "bench"), dim)
         return
     options = Options(
         n=tuple(n or ()), heads=heads, dim=dim, lam=lam, iters=iters, threads=threads,

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from bistoch.cli.errors import user_errors
-from bistoch.cli.options import option
+from bistoch.cli.options import Device, option
 
 Models = Annotated[
     list[str] | None,
@@ -16,8 +16,12 @@ Browser = Annotated[bool, option("Open a browser.", "--browser/--no-browser")]
 
 
 @user_errors()
-def explore(model: Models = None, port: Port = 8050, browser: Browser = True) -> None:
+def explore(
+    model: Models = None, port: Port = 8050, browser: Browser = True, device: Device = "cpu"
+) -> None:
     """Open a page on this machine: plans, column sums and outputs while sliders move."""
     from bistoch.explorer import explore as serve
+    from bistoch.lab.device import read_device
 
-    serve(model or (), port=port, browser=browser, say=typer.echo)
+    where = read_device(device, "explore")
+    serve(model or (), port=port, browser=browser, device=where, say=typer.echo)

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from bistoch.cli.errors import user_errors
-from bistoch.cli.options import option
+from bistoch.cli.options import Device, option
 
 flow = typer.Typer(
     help="Move particles by attention, compare with exact solutions, and write a report.",
@@ -42,10 +42,12 @@ Source = Annotated[
 Picture = Annotated[Path | None, option("An image file; by default a shipped one.", dir_okay=False)]
 
 
-def _run(name: str, **options: Any) -> None:
+def _run(name: str, device: str, **options: Any) -> None:
     from bistoch.lab import flow as lab
+    from bistoch.lab.device import read_device
 
-    getattr(lab, f"run_{name}")(**options, console=Console())
+    where = read_device(device, f"flow {name}")
+    getattr(lab, f"run_{name}")(**options, device=where, console=Console())
 
 
 @flow.command()
@@ -56,10 +58,11 @@ def gaussian(
     time: Time = 2.0,
     seed: Seed = 0,
     quick: Quick = False,
+    device: Device = "cpu",
     out: Out = Path("flow-gaussian"),
 ) -> None:
     """N(0, 1): variance, orders in eps, score, the error floor at small eps, and lam."""
-    _run("gaussian", n=n, eps=eps, time=time, seed=seed, quick=quick, out=out)
+    _run("gaussian", n=n, eps=eps, time=time, seed=seed, quick=quick, device=device, out=out)
 
 
 @flow.command()
@@ -70,10 +73,11 @@ def mixture(
     time: Time = 2.0,
     seed: Seed = 0,
     quick: Quick = False,
+    device: Device = "cpu",
     out: Out = Path("flow-mixture"),
 ) -> None:
     """A mixture of two Gaussians: densities, W2 and quantiles against the exact solution."""
-    _run("mixture", n=n, eps=eps, time=time, seed=seed, quick=quick, out=out)
+    _run("mixture", n=n, eps=eps, time=time, seed=seed, quick=quick, device=device, out=out)
 
 
 @flow.command()
@@ -83,10 +87,11 @@ def fashion(
     eps: Annotated[float, option("Temperature, for pixels in [0, 1]; published is 100.")] = 100.0,
     steps: Steps = 4,
     lam: Lam = 1.0,
+    device: Device = "cpu",
     out: Out = Path("flow-fashion"),
 ) -> None:
     """FashionMNIST in 784 dimensions, in both directions, with the nearest images."""
-    _run("fashion", n=n, eps=eps, steps=steps, lam=lam, out=out)
+    _run("fashion", n=n, eps=eps, steps=steps, lam=lam, device=device, out=out)
 
 
 @flow.command()
@@ -99,11 +104,12 @@ def points(
     index: Index = 0,
     lam: Lam = 1.0,
     seed: Seed = 0,
+    device: Device = "cpu",
     out: Out = Path("flow-points"),
 ) -> None:
     """A point cloud in both directions; its exact heat flow is the cloud with noise."""
     options = {"n": n, "eps": eps, "time": time, "index": index, "lam": lam, "seed": seed}
-    _run("points", source=source, **options, out=out)
+    _run("points", source=source, **options, device=device, out=out)
 
 
 @flow.command()
@@ -116,12 +122,13 @@ def image(
     contrast: Annotated[float, option("Distance of black and white, in pixels.")] = 12.0,
     direction: Annotated[Direction, option("heat or cluster.")] = Direction.CLUSTER,
     index: Index = 0,
+    device: Device = "cpu",
     out: Out = Path("flow-image"),
 ) -> None:
     """The pixels of an image as particles, position and brightness, for three elasticities."""
     _run(
         "image", picture=picture, side=side, eps=eps, steps=steps, contrast=contrast,
-        direction=direction.value, index=index, out=out,
+        direction=direction.value, index=index, device=device, out=out,
     )  # fmt: skip
 
 
@@ -134,7 +141,10 @@ def cluster(
     depth: Annotated[int, option("Number of layers.", min=1)] = 24,
     skip: Annotated[float, option("Weight of the residual.", min=0.0, max=1.0)] = 0.5,
     seed: Seed = 0,
+    device: Device = "cpu",
     out: Out = Path("flow-cluster"),
 ) -> None:
     """Tokens under layers of attention: rank and clusters from softmax to Sinkhorn."""
-    _run("cluster", n=n, dim=dim, eps=eps, depth=depth, skip=skip, seed=seed, out=out)
+    _run(
+        "cluster", n=n, dim=dim, eps=eps, depth=depth, skip=skip, seed=seed, device=device, out=out
+    )

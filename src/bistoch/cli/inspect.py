@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from bistoch.cli.errors import user_errors
-from bistoch.cli.options import option
+from bistoch.cli.options import Device, option
 
 Name = Annotated[
     str,
@@ -38,9 +38,11 @@ def inspect(
     lam: Lams = None,
     head: Heads = None,
     each_head: EachHead = True,
+    device: Device = "cpu",
     out: Out = Path("inspect-report"),
 ) -> None:
     """Report on a trained Transformer: its heads, its sinks, and what balance would change."""
+    from bistoch.lab.device import read_device
     from bistoch.lab.inspect import run_inspect
 
     run_inspect(
@@ -50,6 +52,7 @@ def inspect(
         lams=lam or (0.1, 0.25, 0.5, 0.75, 1.0),
         heads=[_head(text) for text in head or ()],
         each_head=each_head,
+        device=read_device(device, "inspect"),
         out=out,
         console=Console(),
     )

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from bistoch.cli.errors import user_errors
-from bistoch.cli.options import AsJson, option
+from bistoch.cli.options import AsJson, Device, option
 
 if TYPE_CHECKING:
     from bistoch.functional import Operator
@@ -98,16 +98,20 @@ def show(
     sink: Annotated[float, option("Score that every query adds to one key; 0: no sink.")] = 3.0,
     eps: Annotated[float | None, option("Temperature, where the operator does not set it.")] = None,
     seed: Annotated[int, option("Seed of the tokens.", min=0, max=2**31 - 1)] = 0,
+    device: Device = "cpu",
     out: Out = None,
 ) -> None:
     """Draw plans side by side with their row sums and column sums."""
     import torch
 
     from bistoch.analysis import TerminalPlans, draw_plans, planted_tokens
+    from bistoch.lab.device import read_device
 
     generator = torch.Generator().manual_seed(seed)
-    query, key = planted_tokens(size, sink=sink, generator=generator)
-    plans = {text: _plan(text, query, key, eps) for text in operators or SHOWN}
+    where = read_device(device, "show")
+    tokens = planted_tokens(size, sink=sink, generator=generator)
+    query, key = (x.to(where) for x in tokens)
+    plans = {text: _plan(text, query, key, eps).cpu() for text in operators or SHOWN}
     console = Console()
     planted = f"key {size // 3 + 1} is a sink (+{sink:g})" if sink else "no sink"
     console.print(f"{size} queries and {size} keys, {planted}\n", style="dim", highlight=False)

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from bistoch.cli.errors import user_errors
-from bistoch.cli.options import option
+from bistoch.cli.options import Device, option
 
 FILE = "vectors as .npy, .npz or .jsonl, or .txt with a text per line"
 Queries = Annotated[Path, typer.Argument(help=f"Queries: {FILE}.")]
@@ -47,18 +47,22 @@ def retrieval(
     eps: Eps = "auto",
     encoder: EncoderName = None,
     cosine: Cosine = True,
+    device: Device = "cpu",
     out: Out = Path("retrieval-report"),
 ) -> None:
     """Find hubs (documents near to many queries) in a search, and write a correction."""
+    from bistoch.lab.device import read_device
     from bistoch.lab.search import run_search
 
     options = {"bank": bank, "pairs": pairs, "lam": lam, "eps": eps, "encoder": encoder}
+    options["device"] = None if device == "cpu" else device
     words = ["bistoch", "retrieval", str(queries), str(documents)]
     for name, value in options.items():
         words += [f"--{name}", str(value)] if value is not None else []
     run_search(
         queries, documents, bank=bank, pairs=pairs, lam=lam, eps=_eps(eps), encoder=encoder,
-        cosine=cosine, out=out, command=shlex.join(words if cosine else [*words, "--inner"]),
+        cosine=cosine, device=read_device(device, "retrieval"), out=out,
+        command=shlex.join(words if cosine else [*words, "--inner"]),
         console=Console(highlight=False),
     )  # fmt: skip
 

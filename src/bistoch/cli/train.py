@@ -139,12 +139,14 @@ class _EpochProgress:
 def evaluate(
     run: Run,
     data: Annotated[str | None, option("Other data.", default="what it was trained on")] = None,
+    device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Loss and score of a trained model on the test split of its data, or of other data."""
+    from bistoch.lab.device import read_device
     from bistoch.lab.train.run import evaluate_run
 
-    found = evaluate_run(run, data)
+    found = evaluate_run(run, data, read_device(device, "eval"))
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -158,6 +160,7 @@ def predict(
     samples: Samples,
     resize: ResizeTo = None,
     corrupt: OnCorrupt = Corrupt.REFUSE,
+    device: Device = "cpu",
     out: Annotated[
         Path | None, option("Write a .csv file.", default="print", dir_okay=False)
     ] = None,
@@ -171,11 +174,13 @@ def predict(
     begins after the last row of the file.
     """
     from bistoch.lab import train as lab
+    from bistoch.lab.device import read_device
     from bistoch.lab.files import write_whole
     from bistoch.lab.train import predict_series as series
 
+    where = read_device(device, "predict")
     pictures = read_pictures(resize, None, corrupt)
-    restored = lab.restore_run(run)
+    restored = lab.restore_run(run, where)
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     if restored.config["kind"] == "series":
@@ -205,8 +210,12 @@ def generate(
     count: Annotated[int, option("Characters or bytes to add.", min=0)] = 400,
     temperature: Annotated[float, option("0 always takes the most likely.", min=0.0)] = 0.8,
     seed: Annotated[int, option("Of sampling.", min=0)] = 0,
+    device: Device = "cpu",
 ) -> None:
     """Continue a text with a language model that was trained on a corpus."""
+    from bistoch.lab.device import read_device
     from bistoch.lab.train.generate import generate_text
 
-    typer.echo(generate_text(run, prompt, count, temperature=temperature, seed=seed))
+    where = read_device(device, "generate")
+    text = generate_text(run, prompt, count, temperature=temperature, seed=seed, device=where)
+    typer.echo(text)

@@ -5,7 +5,7 @@ import socket
 import threading
 import webbrowser
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bistoch.explorer.app import import_dash, make_app
 from bistoch.explorer.subject import Subject
@@ -13,16 +13,22 @@ from bistoch.explorer.text import TextSubject, minilm_is_installed
 from bistoch.explorer.view import look
 from bistoch.explorer.vit import VitSubject
 
+if TYPE_CHECKING:
+    import torch
+
 HOST = "127.0.0.1"
 # one request holds at most a picture, as text
 MOST_BYTES = 64 << 20
 
 
-def load_subjects(models: Sequence[str] = ()) -> dict[str, Subject]:
+def load_subjects(
+    models: Sequence[str] = (), device: "torch.device | str" = "cpu"
+) -> dict[str, Subject]:
     """The models to choose from: those that are named, MiniLM if it is installed, and the ViT.
 
     Args:
         models: folders or names on the hub, of models of transformers that read texts.
+        device: where they run.
     """
     found: list[Subject] = [TextSubject(model) for model in models]
     if minilm_is_installed():
@@ -34,6 +40,8 @@ def load_subjects(models: Sequence[str] = ()) -> dict[str, Subject]:
             f"explore: two models have the same name among {[one.name for one in found]}; name "
             "each once, and not minilm or vit"
         )
+    for subject in found:
+        subject.model.to(device)
     return named
 
 
@@ -103,6 +111,7 @@ def explore(
     *,
     port: int = 8050,
     browser: bool = True,
+    device: "torch.device | str" = "cpu",
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Serve the explorer until it is interrupted.
@@ -111,12 +120,13 @@ def explore(
         models: more models of transformers, by folder or name on the hub.
         port: where to listen; 0 takes any that is free.
         browser: whether to open a browser.
+        device: where the models run.
         say: told what happens.
     """
     import_dash()
     door = listen(port)
     say("loading models")
-    subjects = load_subjects(models)
+    subjects = load_subjects(models, device)
     server = make_server(make_app(subjects), door)
     address = f"http://{HOST}:{server.server_address[1]}/"
     # the first balance compiles kernels; nobody should wait for that at a slider

@@ -141,6 +141,9 @@ class Subject(ABC):
                     f"{row.name} takes too long for {len(sample.tokens)} tokens, more than "
                     f"{row.longest}; choose another operator or a shorter text"
                 )
+        device = next(self.model.parameters()).device
+        moved = {name: x.to(device) for name, x in sample.arguments.items()}
+        sample = Sample(sample.tokens, moved)
         with self._lock:
             if operator is not None:
                 self.put(operator, layers, heads)
@@ -151,7 +154,7 @@ class Subject(ABC):
                 self.restore()
         n = len(sample.tokens)
         # padding is at the end
-        plans = [one.plan[0, :, :n, :n].float() for one in seen.plans]
+        plans = [one.plan[0, :, :n, :n].float().cpu() for one in seen.plans]
         return Ran(sample.tokens, plans, output)
 
 

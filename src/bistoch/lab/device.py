@@ -2,6 +2,8 @@
 
 import torch
 
+CPU = torch.device("cpu")
+
 
 def read_device(text: str, command: str) -> torch.device:
     """The device of the option `--device`: "cpu", "cuda" or "cuda:1".

@@ -243,7 +243,8 @@ class HubCorrection:
         for block in in_blocks(asked, len(found)):
             scores = block @ found.T
             for counts, shown in ((before, scores), (after, scores + fitted.bias)):
-                counts += torch.bincount(shown.topk(k).indices.flatten(), minlength=len(found))
+                listed = shown.topk(k).indices.flatten()
+                counts += torch.bincount(listed, minlength=len(found)).cpu()
         return HubReport(k, len(asked), Occurrences(before.numpy()), Occurrences(after.numpy()))
 
     def save(self, path: str | Path) -> Path:

@@ -17,8 +17,10 @@ pytest.importorskip("triton")
 PROGRAM = """
 import json, torch
 from bistoch.lab.gpu import compiled, table
-launches = compiled.distinct(table.long_launches(torch.bfloat16, 64))
-some = [x for x in launches if x.kernel.__name__ in NAMES]
+launches = table.long_launches(torch.bfloat16, 64)
+launches += table.fused_launches(torch.bfloat16, 512, 64)
+launches = compiled.distinct(launches)
+some = [x for x in launches if compiled.name_of(x) in NAMES]
 found = [compiled.compile_launch(x, target) for x in some for target in TARGETS]
 print(json.dumps([one._asdict() | {"fits": one.fits} for one in found]))
 """
@@ -36,9 +38,10 @@ def compiled(names, targets):
 
 
 def test_kernels_compile_without_spills_for_nvidia_and_amd():
-    found = compiled(("row_step_kernel",), ("sm_90", "gfx942"))
+    found = compiled(("row_step_kernel", "strip_grad_kernel JOIN"), ("sm_90", "gfx942"))
     assert [(one["kernel"], one["target"]) for one in found] == [
         ("row_step_kernel", "sm_90"), ("row_step_kernel", "gfx942"),
+        ("strip_grad_kernel JOIN", "sm_90"), ("strip_grad_kernel JOIN", "gfx942"),
     ]  # fmt: skip
     for one in found:
         assert one["fits"], one
@@ -69,18 +72,28 @@ def launched(n, iters):
     return len(forward), len(backward)
 
 
+# the length of a head of float32 tokens that takes a form, and the model of it
+FORMS = {
+    "long": (256, cost.long_forward, cost.long_backward),
+    "fused": (128, cost.fused_forward, cost.fused_backward),
+    "short": (32, cost.short_forward, cost.short_backward),
+}
+
+
 @pytest.mark.parametrize("iters", [0, 1, 5])
-def test_the_model_knows_all_launches(iters):
-    found = cost.long_forward(1, 256, 256, 64, iters), cost.long_backward(1, 256, 256, 64, iters)
-    assert launched(256, iters) == tuple(work.launches for work in found)
-    found = cost.short_forward(1, 32, 32, 64, iters), cost.short_backward(1, 32, 32, 64, iters)
-    assert launched(32, iters) == tuple(work.launches for work in found)
+@pytest.mark.parametrize("form", FORMS)
+def test_the_model_knows_all_launches(form, iters):
+    n, *models = FORMS[form]
+    assert launched(n, iters) == tuple(model(1, n, n, 64, iters).launches for model in models)
 
 
-def test_the_model_counts_exponentials_and_products_of_the_interpreter(monkeypatch):
+@pytest.mark.parametrize("form", FORMS)
+def test_the_model_counts_exponentials_and_products_of_the_interpreter(form, monkeypatch):
     """Each exponential and product of tiles that the kernels take, at sizes that fill all tiles."""
     import numpy as np
     from triton.runtime.interpreter import InterpreterBuilder
+
+    from bistoch.functional.elastic.triton import blocks
 
     counted = {"exponentials": 0, "flops": 0}
     exp, dot = InterpreterBuilder.create_exp, InterpreterBuilder.create_dot
@@ -96,22 +109,81 @@ def test_the_model_counts_exponentials_and_products_of_the_interpreter(monkeypat
 
     monkeypatch.setattr(InterpreterBuilder, "create_exp", count_exp)
     monkeypatch.setattr(InterpreterBuilder, "create_dot", count_dot)
-    n, d, iters = 64, 32, 1
+    if form == "long":
+        monkeypatch.setattr(blocks, "STRIP_TOKENS", {True: 0, False: 0})
+    _, *models = FORMS[form]
+    n, d, iters = 32 if form == "short" else 64, 32, 2
     q = torch.randn(1, n, d, requires_grad=True)
     result = bistoch.elastic_attention(q, q, q, iters=iters, backend="triton")
     found = dict(counted)
     result.sum().backward()
     after = {name: counted[name] - found[name] for name in counted}
-    models = cost.long_forward(1, n, n, d, iters), cost.long_backward(1, n, n, d, iters)
     for numbers, model in zip((found, after), models, strict=True):
-        assert numbers["flops"] == model.half_flops + model.single_flops
-        # sums that are rescaled when a peak rises take one more for every row of a tile
-        assert model.exponentials <= numbers["exponentials"] <= 1.1 * model.exponentials
+        work = model(1, n, n, d, iters)
+        assert numbers["flops"] == work.half_flops + work.single_flops
+        # a few more for vectors: rows of a tile whose peak rises, and sums of parts that are joined
+        assert work.exponentials <= numbers["exponentials"] <= 1.15 * work.exponentials
+
+
+def test_the_model_counts_the_bytes_of_the_tensors():
+    """Main memory is read and written once for every tensor of a launch, up to a few vectors."""
+    n, d, iters = 256, 64, 3
+    tokens = [torch.zeros(1, n, d, dtype=torch.bfloat16) for _ in range(3)]
+    for m, model in ((1024, cost.long_forward), (512, cost.fused_forward)):
+        keys = [torch.zeros(1, m, d, dtype=torch.bfloat16) for _ in range(2)]
+        with record_launches(run=False) as launches:
+            bistoch.elastic_attention(tokens[0], *keys, iters=iters, backend="triton")
+        moved = 0
+        for launch in launches:
+            # what stands for a mask that is not there is not read
+            given = [x for name, x in launch.arguments.items() if name != "mask"]
+            tensors = {x.data_ptr(): x for x in given if torch.is_tensor(x)}
+            moved += sum(x.numel() * x.element_size() for x in tensors.values())
+        assert moved == pytest.approx(model(1, n, m, d, iters).bytes, rel=0.25)
+
+
+def test_tuning_times_the_space_once(tmp_path):
+    """With a clock that likes large blocks; a second run reads the file of the first."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    from bistoch.functional.elastic.triton.blocks import SPACE
+    from bistoch.functional.kernels.tuning import chosen_blocks, write_blocks
+    from bistoch.lab.gpu.tune import run_tuning
+
+    said, asked = StringIO(), []
+
+    def clock(call):
+        sizes = {family: chosen_blocks(family) for family in SPACE}
+        asked.append(sizes)
+        return 1 / sum(x[0] * x[1] for x in sizes.values() if x)
+
+    arguments = tmp_path, Console(file=said, soft_wrap=True), torch.device("cpu"), 64
+    found = run_tuning(*arguments, clock=clock)
+    assert len(asked) == sum(len(candidates) for candidates in SPACE.values())
+    assert found == {name: max(x, key=lambda s: s[0] * s[1]) for name, x in SPACE.items()}
+    assert f"export BISTOCH_TRITON_BLOCKS={write_blocks(found)}" in said.getvalue()
+    assert run_tuning(*arguments, clock=clock) == found
+    assert len(asked) == sum(len(candidates) for candidates in SPACE.values())
+
+
+def test_tuning_needs_a_gpu(tmp_path):
+    from typer.testing import CliRunner
+
+    from bistoch.cli import app
+
+    result = CliRunner().invoke(app, ["bench", "--tune", "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "--tune times the Triton kernels, which needs a GPU and Triton" in result.stderr
 
 
 def test_expected_ratios_follow_from_exponentials():
     gpu = cost.GPUS["H100"]
-    forward, both = cost.ratio(gpu, 16384, 5)
+    forward, _ = cost.ratio(gpu, 16384, 5)
     assert 5 < forward < 2 * 5 + 1
-    assert both < forward
+    # one pass an iteration instead of two
+    many = [form(1024, 512, 512, 64, 10) for form in (cost.fused_forward, cost.long_forward)]
+    fused, long = (work.seconds(gpu, False) for work in many)
+    assert 0.5 < fused / long < 0.6
     assert cost.ratio(gpu, 64, 5)[0] < 2

@@ -5,7 +5,7 @@ tests, on CPU tensors in Triton's interpreter, if `TRITON_INTERPRET=1` was set b
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -59,7 +59,10 @@ def launch(kernel: Any, programs: int, /, **arguments: Any) -> None:
     for launches, _ in _recorders:
         launches.append(Launch(kernel, programs, arguments))
     if all(run for _, run in _recorders):
-        kernel[(programs,)](**arguments)
+        first = next((x for x in arguments.values() if isinstance(x, torch.Tensor)), None)
+        # Triton launches on the current device, which need not be that of the tensors
+        with nullcontext() if first is None else torch.cuda.device_of(first):
+            kernel[(programs,)](**arguments)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ and a step is the product of K with a vector. What K loses to underflow is then 
 is summed. The gradient is that of the same products, with one of rank 2 iters for the scores.
 """
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bistoch.functional.elastic.reference import logsumexp
+from bistoch.functional.matching.triton.steps import slack_grad, slack_product, slack_step
 
 # how far potentials may move from those of the matrix: a lost entry, below 1e-38, is at most
 # e^(2 * 20) * 1e-38 = 2e-21 of its sum
@@ -56,9 +58,18 @@ def step(
 
 
 def iterate(
-    slack: Slack, start: Float[Tensor, "*b m"], iters: int, tol: float | None, *, by_products: bool
+    slack: Slack,
+    start: Float[Tensor, "*b m"],
+    iters: int,
+    tol: float | None,
+    *,
+    by_products: bool,
+    take: Callable[[Tensor, Tensor, Tensor], Tensor] = step,
 ) -> Trace:
-    """Row and column steps; with a tolerance every problem keeps the potentials it stopped at."""
+    """Row and column steps; with a tolerance every problem keeps the potentials it stopped at.
+
+    `take` computes a step, as `step` does.
+    """
     scores = slack.scores
     columns, rows, near = [start], [], []
     running = torch.ones(scores.shape[:-2], dtype=torch.bool, device=scores.device)
@@ -69,8 +80,8 @@ def iterate(
         near.append(-1 if found is None else at)
         if found is None:
             matrix = None
-            row = step(scores, columns[-1], slack.row)
-            found = row, step(scores.mT, row, slack.column)
+            row = take(scores, columns[-1], slack.row)
+            found = row, take(scores.mT, row, slack.column)
         row, column = found
         if tol is not None and column.shape[-1]:
             # a NaN is no reason to stop: it must reach all rows
@@ -124,10 +135,12 @@ class Iterations(torch.autograd.Function):
     """The column potentials of `iterate`, differentiable."""
 
     @staticmethod
-    def forward(ctx, scores, row_slack, column_slack, start, iters, tol, by_products):
+    def forward(ctx, scores, row_slack, column_slack, start, iters, tol, backend):
         """Iterate, and keep all potentials."""
         slack = Slack(scores, row_slack, column_slack)
-        trace = iterate(slack, start, iters, tol, by_products=by_products)
+        ctx.in_kernels = backend == "triton" and scores.numel() > 0
+        take = slack_step if ctx.in_kernels else step
+        trace = iterate(slack, start, iters, tol, by_products=backend == "cpu", take=take)
         ctx.near = trace.near
         ctx.save_for_backward(*slack, trace.iterations, *trace.columns, *trace.rows)
         # what was passed in is not what an operator may return
@@ -140,6 +153,8 @@ class Iterations(torch.autograd.Function):
         scores, row_slack, column_slack, iterations, *potentials = ctx.saved_tensors
         slack, near = Slack(scores, row_slack, column_slack), ctx.near
         columns, rows = potentials[: len(near) + 1], potentials[len(near) + 1 :]
+        if ctx.in_kernels and near:
+            return *_back_in_kernels(slack, iterations, columns, rows, column_grad), *(None,) * 3
         grads = Slack(*(torch.zeros_like(x) for x in slack))
         products = None
         for t in reversed(range(len(near))):
@@ -173,6 +188,34 @@ def _back(
     column_grad = -_product(row_grad, matrix)
     grads.scores.sub_(matrix.mul_(row_grad[..., None]))
     return row_grad, column_grad
+
+
+def _back_in_kernels(
+    slack: Slack,
+    iterations: Int[Tensor, "*b"],
+    columns: Sequence[Tensor],
+    rows: Sequence[Tensor],
+    column_grad: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Through all iterations: gradients of scores and of both slacks, and that of the start."""
+    row_grads, step_grads = [], []
+    from_row, from_column = torch.zeros_like(slack.row), torch.zeros_like(slack.column)
+    for t in reversed(range(len(rows))):
+        moved = (t < iterations)[..., None]
+        step_grad = torch.where(moved, column_grad, 0)
+        row, before, after = rows[t], columns[t], columns[t + 1]
+        row_grad = slack_product(slack.scores, row, after, step_grad, True)
+        column_before = slack_product(slack.scores, row, before, row_grad, False)
+        from_column -= (slack.column + after).exp() * step_grad
+        from_row -= (slack.row + row).exp() * row_grad
+        column_grad = torch.where(moved, column_before, column_grad)
+        row_grads.insert(0, row_grad)
+        step_grads.insert(0, step_grad)
+    all_rows, all_columns, of_rows, of_columns = (
+        torch.stack(list(x), -2) for x in (rows, columns, row_grads, step_grads)
+    )
+    found = slack_grad(slack.scores, all_rows, all_columns, of_rows, of_columns)
+    return found, from_row, from_column, column_grad
 
 
 class _Products:

@@ -13,10 +13,11 @@ from bistoch.functional.backends import BackendUnavailableError
 from bistoch.functional.elastic.api import warn_if_far
 from bistoch.functional.elastic.logs import log_row_softmax
 from bistoch.functional.elastic.reference import logsumexp
+from bistoch.functional.kernels.gpu import HAS_TRITON, device_type, is_interpreted
 from bistoch.functional.matching.iterations import Iterations, Slack, iterate, step
 from bistoch.functional.matching.problem import Logs, Sides, Steps
 
-BACKENDS = ("reference", "streaming", "cpu")
+BACKENDS = ("reference", "streaming", "cpu", "triton")
 
 
 def solve(operator: str, sides: Sides, steps: Steps) -> Logs:
@@ -24,7 +25,8 @@ def solve(operator: str, sides: Sides, steps: Steps) -> Logs:
 
     Every problem stops where an iteration would change its column potentials by `tol` at most. The
     backend "reference" keeps all that autograd needs, the others only potentials: "streaming" with
-    every step in logarithms, "cpu" by products with a matrix where that is exact.
+    every step in logarithms, "cpu" by products with a matrix where that is exact, and "triton" in
+    logarithms by kernels that read the scores once for each step.
     """
     iters, tol, backend, start_on_rows = steps
     scores, row_slack, column_slack = sides.scores, sides.row_slack, sides.column_slack
@@ -35,7 +37,7 @@ def solve(operator: str, sides: Sides, steps: Steps) -> Logs:
     if chosen == "reference":
         column = iterate(slack, column, iters, tol, by_products=False).columns[-1]
     else:
-        column = Iterations.apply(*slack, column, iters, tol, chosen == "cpu")
+        column = Iterations.apply(*slack, column, iters, tol, chosen)
     logs = torch.cat([scores + column[..., None, :], row_slack[..., None]], -1)
     logs = log_row_softmax(logs)
     found = Logs(logs[..., :-1], logs[..., -1], column_slack + column, column[..., :0].sum(-1))
@@ -51,12 +53,21 @@ def solve(operator: str, sides: Sides, steps: Steps) -> Logs:
 def _choose(backend: str, scores: Tensor) -> str:
     """Products look at what they computed, which a compiler or an accelerator would wait for."""
     on_cpu = scores.device.type == "cpu"
+    known = HAS_TRITON and (scores.dtype == torch.float32 or is_interpreted())
+    if backend == "auto" and scores.device.type == "cuda" and known:
+        return "triton"
     if backend == "auto":
         return "cpu" if on_cpu and not torch.compiler.is_compiling() else "streaming"
     if backend not in BACKENDS:
         raise BackendUnavailableError(
             f"match: prices are worked on by the backends {', '.join(BACKENDS)}, but backend is "
             f"{backend!r}; choose one of them, or pass a bin_score instead of prices"
+        )
+    if backend == "triton" and not (known and scores.device.type == device_type()):
+        raise BackendUnavailableError(
+            'the backend "triton" works on float32 tensors of a GPU and needs Triton (pip install '
+            f"'bistoch[gpu]'), but these are {scores.dtype} on {scores.device}; choose "
+            'backend="streaming"'
         )
     if backend == "cpu" and not on_cpu:
         raise BackendUnavailableError(

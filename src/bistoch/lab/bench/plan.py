@@ -10,6 +10,7 @@ import torch
 from bistoch.lab.bench import cases, contenders
 from bistoch.lab.bench.cases import Case, Direction, Scores, Setting
 from bistoch.lab.bench.contenders import SDPA, Contender
+from bistoch.lab.bench.gpu_peers import installed_gpu_peers
 from bistoch.lab.bench.half import causal_half_contenders, half_contenders
 from bistoch.lab.bench.heat import FEWEST, heat_contenders
 from bistoch.lab.bench.measure import Cell, Entry, TimeLimits
@@ -177,7 +178,7 @@ def plan(options: Options) -> list[Group]:
         for case in _sequences(options)
         for way in options.directions
     ]
-    # other libraries are compared on the CPU
+    # these libraries are compared on the CPU
     peers = _peer_groups(options) if options.device == "cpu" else ()
     return [*groups, *_other_shapes(options), *peers]
 
@@ -229,13 +230,14 @@ def _other_shapes(options: Options) -> Iterator[Group]:
 def _torch_entries(case: Case, options: Options) -> tuple[Entry, ...]:
     sdpa, *others = contenders.attention_contenders(options.device).values()
     if options.device != "cpu":
-        others += half_contenders().values()
+        others += (half_contenders() | installed_gpu_peers()).values()
     entries = [Entry(sdpa, Setting())]
     for row in others:
         if not row.takes_setting:
             entries.append(Entry(row, Setting()))
         elif case.n <= LONG or not row.dense:
-            wanted = options.settings[:1] if row.dense else options.settings
+            one = row.dense or not row.any_lam
+            wanted = options.settings[:1] if one else options.settings
             entries += [Entry(row, setting) for setting in wanted]
     return tuple(entries)
 

@@ -17,6 +17,7 @@ import bistoch
 from bistoch.lab.bench.cases import DISTINCT, SCORES
 from bistoch.lab.bench.contenders import SDPA
 from bistoch.lab.bench.expected import TOLERANCE, ExpectedResults
+from bistoch.lab.bench.gpu_peers import missing_gpu_peers
 from bistoch.lab.bench.heat import heat_contenders
 from bistoch.lab.bench.measure import MEMORY_SHARE, Cell, Entry, TimeLimits, measure, new_cell
 from bistoch.lab.bench.peers import PACKAGES, missing_packages, peer_contenders
@@ -169,8 +170,11 @@ def _remarks(options: Options) -> list[str]:
         return [f"here {SDPA} is causal: it is called with is_causal=True"]
     if options.long:
         return [LONG_REMARK]
-    if options.operators or options.device != "cpu":
+    if options.operators:
         return []
+    if options.device != "cpu":
+        absent = missing_gpu_peers().items()
+        return [f"{name} is not installed: {how}" for name, how in absent]
     rows = heat_contenders() if options.flows else peer_contenders()
     used = {PACKAGES[row.package] for row in rows.values() if row.package}
     missing = missing_packages().items()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bistoch.analysis import metrics
 from bistoch.flows import barycentric_projection
+from bistoch.lab.device import CPU
 from bistoch.lab.drawing import sheet
 from bistoch.lab.flow.figures import draw_clouds, draw_curves
 from bistoch.lab.flow.report import FlowReport
@@ -60,15 +61,24 @@ def layers(x: Tensor, eps: float, depth: int, lam: float, *, skip: float, sphere
         if sphere:
             x = x * (length / x.norm(dim=-1, keepdim=True).clamp_min(1e-12))
         found.append(x)
-    return torch.stack(found)
+    return torch.stack(found).cpu()
 
 
 def run_cluster(
-    *, n: int, dim: int, eps: float, depth: int, skip: float, seed: int, out: Path, console: Console
+    *,
+    n: int,
+    dim: int,
+    eps: float,
+    depth: int,
+    skip: float,
+    seed: int,
+    out: Path,
+    console: Console,
+    device: torch.device = CPU,
 ) -> Path:
     """Tokens in the plane as pictures, tokens on a sphere as curves, for three elasticities."""
     report = FlowReport(
-        "cluster", "Tokens under layers of attention", out, console, n=n, dim=dim, eps=eps,
+        "cluster", "Tokens under layers of attention", out, console, device, n=n, dim=dim, eps=eps,
         depth=depth, skip=skip, seed=seed,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
@@ -84,10 +94,10 @@ def run_cluster(
     with progress(console, len(LAMS)) as shown:
         for name, lam in LAMS.items():
             shown.start(name)
-            flat = layers(plane, eps, depth, lam, skip=0.0, sphere=False)
+            flat = layers(plane.to(device), eps, depth, lam, skip=0.0, sphere=False)
             pictures[name] = {float(k): flat[k] for k in _moments(depth)}
             for label, share in (("no skip", 0.0), (f"skip {skip:g}", skip)):
-                states = layers(tokens, eps * dim, depth, lam, skip=share, sphere=True)
+                states = layers(tokens.to(device), eps * dim, depth, lam, skip=share, sphere=True)
                 curves[name, label] = [measure_tokens(state) for state in states]
             shown.finish(name)
     ranks = [f"{curves[name, 'no skip'][-1]['rank']:.1f} with {name}" for name in LAMS]

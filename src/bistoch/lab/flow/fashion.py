@@ -9,6 +9,7 @@ from rich.console import Console
 from torch import Tensor
 
 from bistoch.flows import FlowState, self_transport, self_transport_slope, step_variance, w2_sliced
+from bistoch.lab.device import CPU
 from bistoch.lab.drawing import row
 from bistoch.lab.flow.figures import REFERENCES, draw_curves, draw_pictures
 from bistoch.lab.flow.points import noisy
@@ -38,11 +39,28 @@ def read_fashion(n: int) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     return images.float(), torch.from_numpy(data.y_train)[chosen].long(), data.classes
 
 
-def run_fashion(*, n: int, eps: float, steps: int, lam: float, out: Path, console: Console) -> Path:
+def run_fashion(
+    *,
+    n: int,
+    eps: float,
+    steps: int,
+    lam: float,
+    out: Path,
+    console: Console,
+    device: torch.device = CPU,
+) -> Path:
     """Pictures in both directions, with what is nearest to them, and what eps means in pixels."""
     x, labels, _ = read_fashion(n)
     report = FlowReport(
-        "fashion", "FashionMNIST under attention", out, console, n=n, eps=eps, steps=steps, lam=lam
+        "fashion",
+        "FashionMNIST under attention",
+        out,
+        console,
+        device,
+        n=n,
+        eps=eps,
+        steps=steps,
+        lam=lam,
     )
     _scales(report, x, eps)
     found = {

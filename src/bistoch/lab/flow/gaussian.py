@@ -6,6 +6,7 @@ import torch
 from rich.console import Console
 
 from bistoch.flows import FlowState, flow_variance, step_variance, w2_to_law
+from bistoch.lab.device import CPU
 from bistoch.lab.drawing import PALETTE, QUIET, legend, row, tidy
 from bistoch.lab.flow import sweeps
 from bistoch.lab.flow.figures import REFERENCES, draw_curves, draw_densities, draw_points
@@ -16,12 +17,20 @@ STEPS = (0.4, 0.2, 0.1, 0.05, 0.025)
 
 
 def run_gaussian(
-    *, n: int, eps: float, time: float, seed: int, quick: bool, out: Path, console: Console
+    *,
+    n: int,
+    eps: float,
+    time: float,
+    seed: int,
+    quick: bool,
+    out: Path,
+    console: Console,
+    device: torch.device = CPU,
 ) -> Path:
     """N(0, 1) under the heat flow, measured against the heat equation and the exact recursion."""
     report = FlowReport(
-        "gaussian", "The heat flow of a Gaussian", out, console, n=n, eps=eps, time=time, seed=seed,
-        quick=quick,
+        "gaussian", "The heat flow of a Gaussian", out, console, device, n=n, eps=eps, time=time,
+        seed=seed, quick=quick,
     )  # fmt: skip
     law = sweeps.NORMAL
 

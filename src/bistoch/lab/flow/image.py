@@ -9,6 +9,7 @@ from rich.console import Console
 from torch import Tensor
 
 from bistoch.flows import FlowState
+from bistoch.lab.device import CPU
 from bistoch.lab.drawing import row
 from bistoch.lab.flow.figures import draw_curves, draw_pictures
 from bistoch.lab.flow.report import FlowReport, check_index
@@ -64,6 +65,7 @@ def run_image(
     index: int,
     out: Path,
     console: Console,
+    device: torch.device = CPU,
 ) -> Path:
     """A picture whose pixels attend to each other: clusters smooth it, heat frays it."""
     if not contrast > 0:
@@ -72,7 +74,7 @@ def run_image(
     x = to_particles(image, contrast)
     own, shipped = (side, None) if picture else (None, index)
     report = FlowReport(
-        "image", "A picture under attention", out, console, picture=picture, side=own,
+        "image", "A picture under attention", out, console, device, picture=picture, side=own,
         index=shipped, eps=eps, steps=steps, contrast=contrast, direction=direction,
     )  # fmt: skip
 

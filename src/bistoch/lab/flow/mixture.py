@@ -8,6 +8,7 @@ from rich.console import Console
 from torch import Tensor
 
 from bistoch.flows import FlowState, GaussianMixture, two_bumps, w2_line, w2_to_law
+from bistoch.lab.device import CPU
 from bistoch.lab.drawing import PALETTE, QUIET, row, tidy
 from bistoch.lab.flow import sweeps
 from bistoch.lab.flow.figures import draw_curves, draw_densities, draw_points, name_places
@@ -18,12 +19,20 @@ DRAWS = 20
 
 
 def run_mixture(
-    *, n: int, eps: float, time: float, seed: int, quick: bool, out: Path, console: Console
+    *,
+    n: int,
+    eps: float,
+    time: float,
+    seed: int,
+    quick: bool,
+    out: Path,
+    console: Console,
+    device: torch.device = CPU,
 ) -> Path:
     """Half N(-2, 1), half N(2, 1) under the heat flow, against the exact law at every time."""
     report = FlowReport(
-        "mixture", "The heat flow of two bumps", out, console, n=n, eps=eps, time=time, seed=seed,
-        quick=quick,
+        "mixture", "The heat flow of two bumps", out, console, device, n=n, eps=eps, time=time,
+        seed=seed, quick=quick,
     )  # fmt: skip
     law = two_bumps()
     x = law.sample(n, generator=torch.Generator().manual_seed(seed))

@@ -10,6 +10,7 @@ from rich.console import Console
 from torch import Tensor
 
 from bistoch.flows import FlowState, w2_exact, w2_sliced
+from bistoch.lab.device import CPU
 from bistoch.lab.drawing import row
 from bistoch.lab.flow.figures import draw_clouds, draw_curves, scatter
 from bistoch.lab.flow.report import FlowReport, check_index
@@ -87,12 +88,13 @@ def run_points(
     seed: int,
     out: Path,
     console: Console,
+    device: torch.device = CPU,
 ) -> Path:
     """A cloud in both directions; its exact heat flow is the cloud with Gaussian noise added."""
     generator = torch.Generator().manual_seed(seed)
     x = read_cloud(source, n, index, generator)
     report = FlowReport(
-        f"points {source}", "A cloud of points under attention", out, console, n=n, eps=eps,
+        f"points {source}", "A cloud of points under attention", out, console, device, n=n, eps=eps,
         time=time, lam=lam, index=index, seed=seed,
     )  # fmt: skip
     found = {

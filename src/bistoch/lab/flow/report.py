@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from torch import Tensor
 
 from bistoch.flows import FlowState
+from bistoch.lab.device import CPU
 from bistoch.lab.drawing import PALETTE, row, tidy
 from bistoch.lab.flow.figures import animate, draw_order
 from bistoch.lab.flow.trajectory import Trajectory, follow
@@ -27,10 +29,21 @@ class FlowReport(Report):
         title: the heading.
         out: the folder.
         console: for progress and tables.
+        device: where particles move.
         options: those of the command, by name; None and False are left out.
     """
 
-    def __init__(self, command: str, title: str, out: Path, console: Console, **options: Any):
+    def __init__(
+        self,
+        command: str,
+        title: str,
+        out: Path,
+        console: Console,
+        device: torch.device = CPU,
+        **options: Any,
+    ):
+        if device.type != "cpu":
+            options["device"] = device
         words = ["bistoch flow", command]
         for name, value in options.items():
             if value is True:
@@ -38,6 +51,7 @@ class FlowReport(Report):
             elif value is not None and value is not False:
                 words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
         self.command, self.out, self.terminal = " ".join(words), out, console
+        self.device = device
         super().__init__(title, self.command, console)
 
     def follow(
@@ -53,7 +67,7 @@ class FlowReport(Report):
         """A flow with about `keep` snapshots after the start; its warnings are shown."""
         found = follow(
             name, particles, time, eps, measure=measure, console=self.terminal, folder=self.out,
-            keep=[time * place / keep for place in range(keep + 1)], **options,
+            keep=[time * place / keep for place in range(keep + 1)], device=self.device, **options,
         )  # fmt: skip
         self.warn(found.warnings)
         return found

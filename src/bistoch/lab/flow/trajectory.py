@@ -14,6 +14,7 @@ from rich.console import Console
 from torch import Tensor
 
 from bistoch.flows import FlowState, heat_flow
+from bistoch.lab.device import CPU
 from bistoch.lab.files import write_whole
 from bistoch.lab.progress import progress
 
@@ -62,7 +63,7 @@ class Trajectory:
         # half open, so that a time between two steps is kept once
         near = any(-0.499999 < (state.time - wanted) / state.eps <= 0.500001 for wanted in keep)
         if state.step in (0, state.steps) or near:
-            self.snapshots[state.time] = state.particles.cpu()
+            self.snapshots[state.time] = state.particles
 
     def warn(self, caught: Sequence[Any]) -> None:
         """Keep the sentences of warnings, each once."""
@@ -80,6 +81,7 @@ def follow(
     keep: Sequence[float],
     console: Console,
     folder: Path | None = None,
+    device: torch.device = CPU,
     **options: Any,
 ) -> Trajectory:
     """Run `heat_flow`, measure every step, and keep the particles nearest to some times.
@@ -91,6 +93,7 @@ def follow(
         keep: times whose particles to keep; the start and the end always are.
         console: where to show progress.
         folder: of a file from which a killed run resumes; it is removed at the end.
+        device: where the particles move; they are measured on the CPU.
 
     >>> from rich.console import Console
     >>> x = torch.linspace(-1, 1, 9)[:, None]
@@ -107,12 +110,13 @@ def follow(
         found, state = Trajectory(**kept["trajectory"]), FlowState(*kept["state"])
         done, steps = state.step, state.steps
         particles, time, eps = state.particles, state.eps * (steps - done), state.eps
-        options = {**options, "potential": state.potential}
+        options = {**options, "potential": state.potential.to(device)}
     saved = clock.monotonic()
     with progress(console, 1) as shown, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         shown.start(name)
-        for now in heat_flow(particles, time, eps, **options):
+        for moved in heat_flow(particles.to(device), time, eps, **options):
+            now = FlowState(*(x.cpu() if isinstance(x, Tensor) else x for x in moved))
             if done and now.step == 0:
                 continue
             step = now.step + done

@@ -1,5 +1,6 @@
 """Every kernel compiled for GPUs that are not here: registers, spills, shared memory, occupancy."""
 
+import hashlib
 import re
 import subprocess
 import tempfile
@@ -78,20 +79,55 @@ def compile_launch(launch: Launch, target: str) -> Compiled:
     registers, spills = read(made, target)
     warps, shared = made.metadata.num_warps, made.metadata.shared
     occupancy = _occupancy(device, registers, shared, warps)
-    return Compiled(kernel.__name__, target, registers, spills, shared, warps, occupancy)
+    return Compiled(name_of(launch), target, registers, spills, shared, warps, occupancy)
 
 
 def distinct(launches: Iterable[Launch]) -> list[Launch]:
     """Launches of different kernels, or of one that is specialised differently."""
-    found: dict[tuple[str, ...], Launch] = {}
+    found: dict[str, Launch] = {}
     for launch in launches:
-        key = [launch.kernel.__name__]
-        for parameter in launch.kernel.params:
-            value = launch.arguments[parameter.name]
-            kind = _kind(value, parameter.is_constexpr)
-            key.append(f"{parameter.name}={value if kind == 'constexpr' else kind}")
-        found.setdefault(tuple(key), launch)
+        found.setdefault(_specialised(launch), launch)
     return list(found.values())
+
+
+def name_of(launch: Launch) -> str:
+    """The name of a kernel, with the switches that are on in this launch."""
+    given = launch.arguments
+    switches = [x.name for x in launch.kernel.params if x.is_constexpr and given[x.name] is True]
+    return " ".join([launch.kernel.__name__, *switches])
+
+
+def fingerprint(launch: Launch, target: str) -> str:
+    """What a compiler's answer depends on: sources, specialisation, target and its own version."""
+    import triton
+
+    sources: dict[str, str] = {}
+    _collect(launch.kernel, sources)
+    parts = [triton.__version__, target, _specialised(launch), *sources.values()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _collect(function: Any, sources: dict[str, str]) -> None:
+    """The sources of a kernel and of all device functions that it calls."""
+    name = function.fn.__qualname__
+    if name in sources:
+        return
+    sources[name] = function.src
+    for used in function.fn.__code__.co_names:
+        other = function.fn.__globals__.get(used)
+        if hasattr(other, "src") and hasattr(other, "fn"):
+            _collect(other, sources)
+
+
+def _specialised(launch: Launch) -> str:
+    parts = [launch.kernel.__name__]
+    for parameter in launch.kernel.params:
+        value = launch.arguments[parameter.name]
+        kind = _kind(value, parameter.is_constexpr)
+        parts.append(f"{parameter.name}={value if kind == 'constexpr' else kind}")
+    options = ("num_warps", "num_stages")
+    parts += [f"{name}={launch.arguments[name]}" for name in options if name in launch.arguments]
+    return " ".join(parts)
 
 
 def _dtype(kind: Any) -> torch.dtype:

@@ -16,15 +16,17 @@ class Gpu(NamedTuple):
     half: float  # flops of products of half precision
     single: float  # flops of products of float32 tiles as the kernels make them: tf32, three times
     exponentials: float
-    bandwidth: float  # bytes
+    bandwidth: float  # bytes of main memory
+    cache: float  # bytes of the cache that all multiprocessors share
     launch: float  # seconds between two small kernels in a stream
 
 
 GPUS = {
-    # 132 multiprocessors at 1.755 GHz with 16 exponentials a cycle each
-    "H100": Gpu("H100 SXM", 989e12, 495e12, 132 * 16 * 1.755e9, 3.35e12, 3e-6),
-    # 304 compute units at 2.1 GHz with 16 exponentials a cycle each (4 SIMDs, a quarter rate)
-    "MI300X": Gpu("MI300X", 1307e12, 653e12, 304 * 16 * 2.1e9, 5.3e12, 6e-6),
+    # 132 multiprocessors at 1.755 GHz with 16 exponentials a cycle each, 32 bytes of the L2 cache
+    "H100": Gpu("H100 SXM", 989e12, 495e12, 132 * 16 * 1.755e9, 3.35e12, 132 * 32 * 1.755e9, 3e-6),
+    # 304 compute units at 2.1 GHz with 16 exponentials a cycle each (4 SIMDs, a quarter rate); the
+    # cache of all dies together
+    "MI300X": Gpu("MI300X", 1307e12, 653e12, 304 * 16 * 2.1e9, 5.3e12, 17.2e12, 6e-6),
 }
 
 
@@ -36,6 +38,7 @@ class Work(NamedTuple):
     single_flops: float = 0  # of products with plans and gradients, which are float32
     exponentials: float = 0
     bytes: float = 0  # of main memory, if every tile of the other side comes from the cache
+    cached: float = 0  # bytes of tiles that come from the cache
 
     def __add__(self, other: "Work") -> "Work":  # type: ignore[override]
         return Work(*(a + b for a, b in zip(self, other, strict=True)))
@@ -49,43 +52,87 @@ class Work(NamedTuple):
         products = self.half_flops / gpu.half + self.single_flops / gpu.single
         exponentials = self.exponentials / gpu.exponentials
         busy = max(products, exponentials) if overlap else products + exponentials
-        return max(busy, self.bytes / gpu.bandwidth) + self.launches * gpu.launch
+        moved = max(self.bytes / gpu.bandwidth, self.cached / gpu.cache)
+        return max(busy, moved) + self.launches * gpu.launch
 
 
 def flash(heads: int, n: int, m: int, d: int) -> Work:
-    """Flash attention forward: two products, one exponential per pair."""
-    return Work(
-        1, 4.0 * heads * n * m * d, 0, 1.0 * heads * n * m, 2.0 * heads * (2 * n + 2 * m) * d
-    )
+    """Flash attention forward: two products, one exponential per pair, blocks of 128 queries."""
+    pairs = 1.0 * heads * n * m
+    read = 2.0 * heads * (2 * n + 2 * m) * d
+    return Work(1, 4 * pairs * d, 0, pairs, read, 4 * pairs * d / 128)
 
 
 def flash_backward(heads: int, n: int, m: int, d: int) -> Work:
     """Flash attention backward: five products, one exponential per pair."""
+    pairs = 1.0 * heads * n * m
     read = 2.0 * heads * (5 * n + 4 * m) * d
-    return Work(2, 10.0 * heads * n * m * d, 0, 1.0 * heads * n * m, read)
+    return Work(2, 10 * pairs * d, 0, pairs, read, 8 * pairs * d / 128)
+
+
+def _step(heads: int, n: int, m: int, d: int, owned: int) -> Work:
+    """One pass over the tiles of scores of half precision tokens, in blocks of `owned` of them."""
+    pairs, tokens = 1.0 * heads * n * m, 2.0 * heads * (n + m) * d
+    vectors = 4.0 * heads * (3 * n + 3 * m)
+    return Work(1, 2 * pairs * d, 0, pairs, tokens + vectors, 2 * pairs * d / owned)
+
+
+# queries, or keys, that a program of the long form owns at 64 features; docs/gpu.md has the others
+OWNED = 64
 
 
 def long_forward(heads: int, n: int, m: int, d: int, iters: int) -> Work:
     """Two passes an iteration, the output, and a look at the last residual."""
+    return _step(heads, n, m, d, OWNED).times(2 * iters) + _output(heads, n, m, d)
+
+
+def _output(heads: int, n: int, m: int, d: int) -> Work:
     pairs, tokens = 1.0 * heads * n * m, 2.0 * heads * (n + m) * d
-    step = Work(1, 2 * pairs * d, 0, pairs, tokens + 4.0 * heads * (3 * n + 3 * m))
-    output = Work(1, 2 * pairs * d, 2 * pairs * d, pairs, tokens + 4.0 * heads * (n + m) * d)
-    return step.times(2 * iters) + output + Work(launches=1)
+    read, cached = tokens + 4.0 * heads * (n + m) * d, 6 * pairs * d / OWNED
+    return Work(2, 2 * pairs * d, 2 * pairs * d, pairs, read, cached)
+
+
+def fused_forward(heads: int, n: int, m: int, d: int, iters: int) -> Work:
+    """One pass an iteration, in which all keys stay on chip, a last join, and the output."""
+    step, join = _fused_step(heads, n, m, d, 2), Work(launches=1 if iters else 0)
+    return step.times(iters) + join + _output(heads, n, m, d)
+
+
+def _fused_step(heads: int, n: int, m: int, d: int, vectors: int) -> Work:
+    """A pass in which programs own all keys and leave so many vectors of partial sums."""
+    parts = max(1, min(-(-256 // heads), -(-n // 32), 16))
+    # they are written once, and read by all programs of the next launch
+    left = 4.0 * vectors * heads * parts * m
+    return _step(heads, n, m, d, max(m, 1)) + Work(bytes=2 * left, cached=parts * left)
 
 
 def long_backward(heads: int, n: int, m: int, d: int, iters: int) -> Work:
     """The values, two passes an iteration for the vectors, two with the rank-2T product."""
+    return _step(heads, n, m, d, OWNED).times(2 * iters) + _gradients(heads, n, m, d, iters)
+
+
+def fused_backward(heads: int, n: int, m: int, d: int, iters: int) -> Work:
+    """As `long_backward`, with one pass an iteration for the vectors, and a last join."""
+    step, join = _fused_step(heads, n, m, d, 1), Work(launches=1 if iters else 0)
+    return step.times(iters) + join + _gradients(heads, n, m, d, iters)
+
+
+def _gradients(heads: int, n: int, m: int, d: int, iters: int) -> Work:
+    """What is left beside the vectors: values before them, tokens after them."""
     pairs, tokens = 1.0 * heads * n * m, 2.0 * heads * (n + m) * d
     rank = -(-2 * iters // 32) * 32 if iters > 8 else max(16, 1 << (2 * iters - 1).bit_length())
     rank = rank if iters else 0
-    values = Work(1, 2 * pairs * d, 4 * pairs * d, pairs, tokens + 4.0 * heads * (n + 2 * m) * d)
-    step = Work(1, 2 * pairs * d, 0, pairs, tokens + 4.0 * heads * (3 * n + 3 * m))
+    values = Work(
+        1, 2 * pairs * d, 4 * pairs * d, pairs, tokens + 4.0 * heads * (n + 2 * m) * d,
+        6 * pairs * d / OWNED,
+    )  # fmt: skip
     factors = 4.0 * heads * (n + m) * 2 * iters
     last = Work(
-        1, 2 * pairs * d, pairs * (4 * d + 2 * rank), pairs, 2 * tokens + factors
+        1, 2 * pairs * d, pairs * (4 * d + 2 * rank), pairs, 2 * tokens + factors,
+        pairs * (8 * d + 8 * iters) / 32,
     )  # fmt: skip
     # those of heads whose factors leave the range end at once
-    return values + step.times(2 * iters) + last.times(2) + Work(launches=2 if iters else 0)
+    return values + last.times(2) + Work(launches=2 if iters else 0)
 
 
 def short_forward(heads: int, n: int, m: int, d: int, iters: int) -> Work:
@@ -102,23 +149,38 @@ def short_backward(heads: int, n: int, m: int, d: int, iters: int) -> Work:
     return Work(1, 2 * pairs * d, 8 * pairs * d, (2 * iters + 1) * pairs, read)
 
 
-# n and m up to which a whole head stays on chip
-SHORT = 64
+# n and m up to which a whole head stays on chip, and m up to which all keys do
+SHORT, FUSED = 64, 512
+
+
+def call(heads: int, n: int, m: int, d: int, iters: int) -> tuple[Work, Work]:
+    """The forward and the backward of half precision tokens, in the form that takes them.
+
+    >>> [work.launches for work in call(64, 4096, 4096, 64, 5)]
+    [12, 15]
+    >>> [work.launches for work in call(64, 4096, 256, 64, 5)]
+    [8, 11]
+    """
+    if max(n, m) <= SHORT:
+        forms = short_forward, short_backward
+    elif m * d <= FUSED * 64:
+        forms = fused_forward, fused_backward
+    else:
+        forms = long_forward, long_backward
+    forward, backward = forms
+    return forward(heads, n, m, d, iters), backward(heads, n, m, d, iters)
 
 
 def ratio(
     gpu: Gpu, n: int, iters: int, *, heads: int = 64, d: int = 64, overlap: bool = False
 ) -> tuple[float, float]:
     """Expected time over that of flash attention: forward, and forward with backward."""
-    short = n <= SHORT
-    ours = [
-        (short_forward if short else long_forward)(heads, n, n, d, iters),
-        (short_backward if short else long_backward)(heads, n, n, d, iters),
-    ]
-    theirs = [flash(heads, n, n, d), flash_backward(heads, n, n, d)]
-    forward, backward = (work.seconds(gpu, overlap) for work in ours)
-    flash_forward, flash_back = (work.seconds(gpu, overlap) for work in theirs)
-    return forward / flash_forward, (forward + backward) / (flash_forward + flash_back)
+    theirs = flash(heads, n, n, d), flash_backward(heads, n, n, d)
+    (forward, back), (flash_forward, flash_back) = (
+        [work.seconds(gpu, overlap) for work in works]
+        for works in (call(heads, n, n, d, iters), theirs)
+    )
+    return forward / flash_forward, (forward + back) / (flash_forward + flash_back)
 
 
 def table(
@@ -138,3 +200,18 @@ def table(
         pairs = (ratio(gpu, n, t, overlap=overlap) for t in iterations)
         lines.append(f"| {n} | " + " | ".join(f"{a:.1f} / {b:.1f}" for a, b in pairs) + " |")
     return "\n".join(lines)
+
+
+def pass_seconds(gpu: Gpu, owned: int, d: int, half: bool = True) -> float:
+    """What a pair of tokens costs in one pass whose programs own blocks of so many tokens.
+
+    It is what tiles of the space for tuning are chosen by: below some size the cache is the limit.
+
+    >>> gpu = GPUS["H100"]
+    >>> pass_seconds(gpu, 64, 64) == pass_seconds(gpu, 128, 64)
+    True
+    >>> pass_seconds(gpu, 64, 128) > pass_seconds(gpu, 128, 128)
+    True
+    """
+    busy = 2.0 * d / (gpu.half if half else gpu.single / 3) + 1 / gpu.exponentials
+    return max(busy, (2.0 if half else 4.0) * d / owned / gpu.cache)

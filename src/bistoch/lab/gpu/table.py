@@ -1,8 +1,11 @@
 """The table behind `bistoch bench --compile-table`: every kernel, every width, every GPU."""
 
 import json
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -11,19 +14,33 @@ from torch import Tensor
 
 import bistoch
 from bistoch.functional import backends
+from bistoch.functional.elastic.triton.blocks import SPACE
 from bistoch.functional.kernels.gpu import HAS_TRITON, Launch, is_interpreted, record_launches
+from bistoch.functional.kernels.tuning import use_blocks
+from bistoch.functional.matching import slack
 from bistoch.lab.files import write_whole
 from bistoch.lab.gpu import causal
-from bistoch.lab.gpu.compiled import DEVICES, Compiled, compile_launch, distinct
+from bistoch.lab.gpu.compiled import (
+    DEVICES,
+    Compiled,
+    compile_launch,
+    distinct,
+    fingerprint,
+    name_of,
+)
 
 MODULE = "bistoch.functional.elastic.triton.backend"
 WIDTHS = (64, 128, 256)
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
+# what compilers said, by fingerprint of kernel and target
+Rows = dict[str, dict[str, Any]]
+
 
 def run_compile_table(out: Path, console: Console, targets: tuple[str, ...] = ()) -> Path:
     """Compile all kernels for all GPUs, print what they need, and write it as JSON.
 
+    What the file of an earlier run knows is not compiled again unless the kernel has changed.
     Raises an error if a kernel spills registers, or needs more shared memory than there is.
     """
     if not HAS_TRITON or is_interpreted():
@@ -31,19 +48,26 @@ def run_compile_table(out: Path, console: Console, targets: tuple[str, ...] = ()
             "bench: --compile-table needs Triton (pip install 'bistoch[gpu]'), and cannot use its "
             "interpreter; unset TRITON_INTERPRET"
         )
+    path = out / "compile-table.json"
+    known = _read(path)
     shown = Table("kernel", "tokens", *(f"{name} ({x.name})" for name, x in DEVICES.items()))
-    rows, bad = [], []
+    rows, bad = {}, []
     for title, launches in _by_target(targets or tuple(DEVICES)):
-        launch = next(iter(launches.values()))
-        found = [compile_launch(one, target) for target, one in launches.items()]
-        rows += [{"tokens": title, **one._asdict()} for one in found]
+        found = []
+        for target, launch in launches.items():
+            key = fingerprint(launch, target)
+            one = _known(known, key) or compile_launch(launch, target)
+            if key not in known:
+                console.print(f"compiled {one.kernel} of {title} for {target}", style="dim")
+            found.append(one)
+            rows[key] = {"tokens": title, **one._asdict(), "fits": one.fits, "key": key}
+            # an interrupted run forgets nothing
+            write_whole(path, _json(rows | {k: x for k, x in known.items() if k not in rows}))
         bad += [f"{one.kernel} of {title} on {one.target}" for one in found if not one.fits]
-        shown.add_row(launch.kernel.__name__, title, *map(_cell, found))
-        console.print(f"compiled {launch.kernel.__name__} of {title}", style="dim")
+        shown.add_row(name_of(launch), title, *map(_cell, found))
+    write_whole(path, _json(rows))
     console.print(shown)
     console.print("registers of a thread, shared memory in KiB, occupancy; bytes spilled if any")
-    path = out / "compile-table.json"
-    write_whole(path, json.dumps(rows, indent=1).encode())
     if bad:
         raise ValueError(f"bench: these kernels do not fit: {'; '.join(bad)}")
     return path
@@ -57,15 +81,52 @@ def _by_target(targets: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Launch
         yield row[0][0], dict(zip(targets, (launch for _, launch in row), strict=True))
 
 
+def _read(path: Path) -> Rows:
+    return {row["key"]: row for row in json.loads(path.read_text())} if path.exists() else {}
+
+
+def _json(rows: Rows) -> bytes:
+    return json.dumps(list(rows.values()), indent=1).encode()
+
+
+def _known(rows: Rows, key: str) -> Compiled | None:
+    """What an earlier run found."""
+    return Compiled(*(rows[key][x] for x in Compiled._fields)) if key in rows else None
+
+
 def configurations() -> Iterator[tuple[str, Launch]]:
     """Launches of all kernels, each with the widths and dtypes that it is compiled for."""
     for name, dtype in DTYPES.items():
         for d in WIDTHS:
             yield from _of(f"{name}, d = {d}", long_launches(dtype, d))
         yield from _of(f"{name}, 32 x 32, d = 64", short_launches(dtype, 32))
+    for m, d in ((512, 64), (256, 128), (128, 256)):
+        yield from _of(f"bf16, {m} keys, d = {d}", fused_launches(torch.bfloat16, m, d))
+    yield from _of("bf16, 256 keys, d = 64, bias", fused_launches(torch.bfloat16, 256, 64, True))
+    yield from _of("fp32, 128 keys, d = 64", fused_launches(torch.float32, 128, 64))
     yield from _of("bf16, 64 x 64, d = 64", short_launches(torch.bfloat16, 64))
     for n in (4, 32, 64):
         yield from _of(f"scores {n} x {n}", plan_launches(n))
+    yield from _of("bf16, d = 64, tolerance", tolerance_launches())
+    yield from _of("scores with prices", price_launches())
+    for family, candidates in SPACE.items():
+        # the first is that of the table
+        for sizes in candidates[1:]:
+            with use_blocks({family: sizes}):
+                launches = long_launches(torch.bfloat16, 64)
+            title = f"bf16, d = 64, {'x'.join(map(str, sizes))}"
+            yield from _of(title, _family(family, launches))
+
+
+# whose blocks the families of kernels are
+KERNELS = {
+    "steps": ("row_step_kernel", "column_step_kernel"), "output": ("output_kernel",),
+    "vectors": ("row_grad_kernel", "column_grad_kernel"),
+}  # fmt: skip
+
+
+def _family(family: str, launches: list[Launch]) -> list[Launch]:
+    return [launch for launch in launches if launch.kernel.__name__ in KERNELS[family]]
 
 
 def _of(title: str, launches: list[Launch]) -> Iterator[tuple[str, Launch]]:
@@ -73,15 +134,42 @@ def _of(title: str, launches: list[Launch]) -> Iterator[tuple[str, Launch]]:
         yield title, launch
 
 
-def long_launches(dtype: torch.dtype, d: int, tol: float | None = None) -> list[Launch]:
-    """All launches of a head of 256 tokens with a bias, forward and backward."""
-    tokens = torch.zeros(1, 256, d, dtype=dtype, requires_grad=True)
-    bias = torch.zeros(1, 256, 256, requires_grad=True)
+def long_launches(dtype: torch.dtype, d: int) -> list[Launch]:
+    """All launches of a head of 1024 tokens with a bias, forward and backward."""
+    tokens = torch.zeros(1, 1024, d, dtype=dtype, requires_grad=True)
+    bias = torch.zeros(1, 1024, 1024, requires_grad=True)
     return _launches(
         lambda: bistoch.elastic_attention(
-            tokens, tokens, tokens, mask=bias, iters=2, tol=tol, backend="triton"
+            tokens, tokens, tokens, mask=bias, iters=2, backend="triton"
         )
     )
+
+
+def fused_launches(dtype: torch.dtype, m: int, d: int, bias: bool = False) -> list[Launch]:
+    """The launches that only heads have whose keys fit one tile."""
+    query = torch.zeros(1, 1024, d, dtype=dtype, requires_grad=True)
+    key = torch.zeros(1, m, d, dtype=dtype, requires_grad=True)
+    mask = torch.zeros(1, 1024, m) if bias else None
+    launches = _launches(
+        lambda: bistoch.elastic_attention(
+            query, key, key, mask=mask, iters=3, lam=0.5, backend="triton"
+        )
+    )
+    names = ("strip_kernel", "strip_grad_kernel", "join_kernel", "join_grad_kernel")
+    some = [x for x in launches if x.kernel.__name__ in names]
+    # those of the first iteration, which join nothing, are a part of the others
+    return [x for x in some if x.arguments.get("JOIN", True)]
+
+
+def tolerance_launches() -> list[Launch]:
+    """The launches that a tolerance adds."""
+    tokens = torch.zeros(1, 1024, 64, dtype=torch.bfloat16)
+    with record_launches(run=False) as launches, _on_this_device(), warnings.catch_warnings():
+        # nothing is computed, so nothing converges
+        warnings.simplefilter("ignore")
+        bistoch.elastic_potentials(tokens, tokens, iters=2, tol=0.1, backend="triton")
+    names = ("decide_kernel", "error_kernel")
+    return [x for x in launches if x.kernel.__name__ in names]
 
 
 def short_launches(dtype: torch.dtype, n: int) -> list[Launch]:
@@ -98,18 +186,34 @@ def plan_launches(n: int) -> list[Launch]:
     return _launches(lambda: bistoch.balance(scores, iters=2, backend="triton"))
 
 
+def price_launches() -> list[Launch]:
+    """The launches of a matching with prices."""
+    scores = torch.zeros(2, 300, 200, requires_grad=True)
+    return _launches(
+        lambda: (
+            bistoch.match(scores, row_price=0.1, column_price=0.1, iters=2, backend="triton").plan
+        )
+    )
+
+
 def _launches(call: Callable[[], Tensor]) -> list[Launch]:
     """What a call and its gradient would launch on a GPU; nothing is computed."""
+    with record_launches(run=False) as launches, _on_this_device():
+        call().sum().backward()
+    return launches
+
+
+@contextmanager
+def _on_this_device() -> Iterator[None]:
+    """As if the tensors were on a GPU."""
     backends._load(MODULE)
     here = backends._LOADED[MODULE]
-    # as if the tensors were on a GPU
-    backends._LOADED[MODULE] = here._replace(device="cpu")
+    backends._LOADED[MODULE], asked = here._replace(device="cpu"), slack.device_type
+    slack.device_type = lambda: "cpu"
     try:
-        with record_launches(run=False) as launches:
-            call().sum().backward()
+        yield
     finally:
-        backends._LOADED[MODULE] = here
-    return launches
+        backends._LOADED[MODULE], slack.device_type = here, asked
 
 
 def _cell(one: Compiled) -> str:

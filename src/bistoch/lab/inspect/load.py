@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from bistoch.lab.device import CPU
 from bistoch.lab.inspect.images import find_images, read_images
 from bistoch.lab.inspect.own import load_run
 from bistoch.lab.inspect.subject import BATCH_SIZE, Subject
@@ -24,7 +25,12 @@ OPTIONS = (
 )  # fmt: skip
 
 
-def load_subject(name: str, texts: Sequence[str] = (), images: Sequence[Path] = ()) -> Subject:
+def load_subject(
+    name: str,
+    texts: Sequence[str] = (),
+    images: Sequence[Path] = (),
+    device: torch.device = CPU,
+) -> Subject:
     """Load a model, from a folder or the hub, with texts or images to look at.
 
     Args:
@@ -33,12 +39,13 @@ def load_subject(name: str, texts: Sequence[str] = (), images: Sequence[Path] = 
         texts: for text models.
         images: files, or folders of them, for image models. A run without either is shown on test
             samples of its own data.
+        device: where the model runs.
     """
     path = Path(name)
     if path.name == CHECKPOINT and path.is_file():
         path = path.parent
     if is_run(path):
-        return load_run(path, texts, images)
+        return load_run(path, texts, images, device)
     if path.is_file():
         raise CheckpointError(
             f"inspect: {name} is a file; give the folder of a model of transformers, or that of a "
@@ -67,6 +74,8 @@ def load_subject(name: str, texts: Sequence[str] = (), images: Sequence[Path] = 
         else:
             samples = [text.strip() for text in texts]
             batches, real, tokens = read_texts(transformers, name, config, samples)
+    model = model.to(device)
+    batches = [{key: x.to(device) for key, x in batch.items()} for batch in batches]
     options = {key: getattr(config, key) for key in OPTIONS if getattr(config, key, None)}
     about = f"{type(model).__name__}, {config.model_type}"
     score = (lambda: {"loss": loss_of(model, batches, real)}) if causal else None
@@ -81,7 +90,8 @@ def loss_of(model: Any, batches: Sequence[Any], real: Sequence[Tensor]) -> float
     total, count = 0.0, 0
     for batch, known in zip(batches, real, strict=True):
         logits = model(**batch).logits[:, :-1]
-        wanted = batch["input_ids"][:, 1:].masked_fill(~known[:, 1:], -100)
+        hidden = ~known[:, 1:].to(logits.device)
+        wanted = batch["input_ids"][:, 1:].masked_fill(hidden, -100)
         total += cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum").item()
         count += int(known[:, 1:].sum())
     return total / max(count, 1)

@@ -26,4 +26,5 @@ def observe(subject: Subject, batch: Any) -> Seen:
             f"registers), plans of {tuple(kept[0].shape[-2:])} for {given} tokens; only "
             "models in which all layers see the same tokens are shown"
         )
-    return Seen(kept, list(found.hidden_states), [str(place) for place in range(len(kept))])
+    plans, states = ([x.cpu() for x in some] for some in (kept, found.hidden_states))
+    return Seen(plans, states, [str(place) for place in range(len(kept))])

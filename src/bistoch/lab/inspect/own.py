@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from bistoch.lab.device import CPU
 from bistoch.lab.inspect.subject import BATCH_SIZE, Seen, Subject
 from bistoch.lab.text import Vocabulary
 from bistoch.lab.train import Classification, Task, restore_run
@@ -23,7 +24,12 @@ from bistoch.nn import CausalElastic, Elastic
 SAMPLES = 16
 
 
-def load_run(folder: Path, texts: Sequence[str] = (), images: Sequence[Path] = ()) -> Subject:
+def load_run(
+    folder: Path,
+    texts: Sequence[str] = (),
+    images: Sequence[Path] = (),
+    device: torch.device = CPU,
+) -> Subject:
     """The model of a run with samples: texts or images of the user, or test samples of its data."""
     run = restore_run(folder)
     kind, facts = run.config["kind"], run.config["facts"]
@@ -43,7 +49,8 @@ def load_run(folder: Path, texts: Sequence[str] = (), images: Sequence[Path] = (
         inputs = [task.batch("test", torch.tensor([row])).inputs[0] for row in rows]
     tokens = [_tokens(run, one, facts) for one in inputs]
     # texts of different lengths are read alone, so that there is no padding
-    batches = [{"inputs": one} for one in _join(inputs)]
+    batches = [{"inputs": one.to(device)} for one in _join(inputs)]
+    run.model.to(device)
     known = task
     return Subject(
         str(folder), run.model, kind == "corpus", samples, batches, [], tokens, _notes(run, task),
@@ -138,7 +145,8 @@ def _notes(run: Restored, task: Task | None) -> list[str]:
 @torch.no_grad()
 def _score(model: nn.Module, task: Task, count: int) -> dict[str, float]:
     """Loss and score on the samples that are looked at."""
-    batch = [task.batch("test", torch.tensor([row])) for row in range(count)]
+    device = next(model.parameters()).device
+    batch = [task.batch("test", torch.tensor([row])).to(device) for row in range(count)]
     found = [(model(*one.inputs), one.target) for one in batch]
     loss = torch.cat([task.losses(*one) for one in found]).mean().item()
     score = torch.cat([task.scores(*one) for one in found]).mean().item()
@@ -159,7 +167,7 @@ def observe_run(subject: Subject, batch: Any) -> Seen:
     # a plan that is the same for all samples has no axis for them
     plans = [p.plan if p.plan.ndim > 3 else p.plan.expand(size, *p.plan.shape) for p in kept]
     names = [one.name.removesuffix(".attention") for one in kept]
-    return Seen(plans, [state.state for state in found.states], names)
+    return Seen([x.cpu() for x in plans], [x.state.cpu() for x in found.states], names)
 
 
 def layers_of(subject: Subject) -> dict[str, Any]:
@@ -186,7 +194,7 @@ def swapped_run(
     chosen = [found[place] for place in layers] if layers is not None else found
     kept = [(layer, layer.operator) for layer in chosen]
     for layer, operator in kept:
-        own = torch.zeros(layer.heads)
+        own = torch.zeros(layer.heads, device=next(subject.model.parameters()).device)
         own[list(heads) if heads is not None else slice(None)] = lam
         options = {"eps": operator.eps, "scale": operator.scale}
         if subject.causal:

@@ -4,11 +4,13 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from bistoch.analysis import attention_influence
 from bistoch.integrations import huggingface
 from bistoch.integrations.huggingface.layers import count_heads
+from bistoch.lab.device import CPU
 from bistoch.lab.inspect import own
 from bistoch.lab.inspect.load import load_subject
 from bistoch.lab.inspect.measure import Measured, measure
@@ -33,6 +35,7 @@ def run_inspect(
     lams: Sequence[float] = (0.1, 0.25, 0.5, 0.75, 1.0),
     heads: Sequence[Head] = (),
     each_head: bool = True,
+    device: torch.device = CPU,
     out: Path,
     console: Console,
 ) -> Path:
@@ -45,6 +48,7 @@ def run_inspect(
         heads: layers and heads whose plans are drawn after that with the largest key load; by
             default the next ones.
         each_head: also swap every head alone, at the largest elasticity.
+        device: where the model runs.
         out: a folder for the report.
         console: where the summary is printed.
     """
@@ -52,7 +56,7 @@ def run_inspect(
         if not 0 <= given <= 1:
             raise ValueError(f"inspect: lam must be in [0, 1]; but it is {given}")
     with console.status("loading the model"):
-        subject = load_subject(name, texts, images)
+        subject = load_subject(name, texts, images, device)
     not_swapped, total = _why_no_swap(subject), len(subject.samples)
     counts = [] if not_swapped is not None else _count_heads(subject)
     swaps = (len(lams) + (sum(counts) if each_head else 0)) if counts and lams else 0
@@ -61,7 +65,7 @@ def run_inspect(
         measured = measure(subject, lambda done: shown.step(done, total, f"{done} of {total}"))
         chosen = _choose(measured, heads)
         shown.finish("heads measured")
-        command = _command(name, texts, images, lams, heads, each_head)
+        command = _command(name, texts, images, lams, heads, each_head, device)
         found = Inspection(
             subject, measured, command, not_swapped=not_swapped, influence=_influence(subject)
         )
@@ -137,12 +141,14 @@ def _command(
     lams: Sequence[float],
     heads: Sequence[Head],
     each_head: bool,
+    device: torch.device,
 ) -> str:
     """The command that makes the report again; of many texts only the first are in it."""
     words = ["bistoch", "inspect", name]
     options: list[tuple[str, Sequence[object]]] = [
         ("--text", texts[:TEXTS]), ("--images", images), ("--lam", [f"{lam:g}" for lam in lams]),
         ("--head", [f"{layer}.{head}" for layer, head in heads]),
+        ("--device", [device] if device.type != "cpu" else []),
     ]  # fmt: skip
     words += [
         str(word) for option, values in options for value in values for word in (option, value)

@@ -28,6 +28,7 @@ class Subject:
 
     `samples` are the texts or the names of the images, `batches` the arguments of the model,
     `tokens` the tokens of every sample, `real` says which tokens of a batch are no padding.
+    Model and batches are on one device, `real` is on the CPU, as is all that is measured.
     `options` are the resolved options of the model, `about` says what it is, and `own` whether it
     is a run of `bistoch train`. `score` measures the model as it is now, where targets are known.
     """

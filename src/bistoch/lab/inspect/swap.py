@@ -53,7 +53,7 @@ def embed(
     vectors = []
     for batch, tokens in zip(batches, real, strict=True):
         states = model(**batch, output_hidden_states=True).hidden_states[-1]
-        weights = tokens[..., None].to(states.dtype)
+        weights = tokens[..., None].to(states)
         vectors.append((states * weights).sum(1) / weights.sum(1))
     return torch.cat(vectors)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bistoch.lab.device import CPU
 from bistoch.lab.machine import provenance
 from bistoch.lab.progress import Display, progress
 from bistoch.lab.report import Report
@@ -43,12 +44,13 @@ scores, found = index.search(correction.queries(queries), k=10)"""
 Measured = Mapping[tuple[str, str | float], Found]
 
 
-def run_demo(out: Path, console: "Console") -> Path:
+def run_demo(out: Path, console: "Console", device: torch.device = CPU) -> Path:
     """Search with every method, print the table, and write a page with pictures; its path."""
     with progress(console, 2 * (len(BASELINES) + len(LAMS)), animated=False) as display:
         halves = load_halves()
-        found = measure(halves, display)
-    report = Report("Search without hubs", "bistoch demo", console)
+        found = measure(halves, display, device)
+    command = "bistoch demo" if device.type == "cpu" else f"bistoch demo --device {device}"
+    report = Report("Search without hubs", command, console)
     _write_summary(report, halves, found)
     _write_hubs(report, halves, found)
     report.heading("In your code")
@@ -57,13 +59,13 @@ def run_demo(out: Path, console: "Console") -> Path:
         "as before. docs/retrieval.md has the details, and says when it does not help."
     )
     report.code(CODE)
-    record = provenance("bistoch demo") | {
+    record = provenance(command) | {
         "recall": {f"{bank}, {_name(name)}": one.recall() for (bank, name), one in found.items()}
     }
     return report.write(out / "report.html", record=record)
 
 
-def measure(halves: Halves, display: Display) -> Measured:
+def measure(halves: Halves, display: Display, device: torch.device = CPU) -> Measured:
     """What every method finds, by the bank that it knows and its name or its lam."""
     found: dict[tuple[str, str | float], Found] = {}
     choosing = load_halves(validation=True)
@@ -74,17 +76,17 @@ def measure(halves: Halves, display: Display) -> Measured:
 
             def score(eps: float, method: str = method, other: object = other) -> float:
                 bias = baseline_bias(method, other, choosing.documents, eps)  # type: ignore[arg-type]
-                return search(choosing.queries, choosing.documents, bias).recall()
+                return search(choosing.queries, choosing.documents, bias, device=device).recall()
 
             eps = choose_eps(score) if method in WARM else 0.0
             bias = baseline_bias(method, bank, halves.documents, eps)
-            found[kind, method] = search(halves.queries, halves.documents, bias)
+            found[kind, method] = search(halves.queries, halves.documents, bias, device=device)
             display.finish(f"{method}, {kind}")
-        eps = perplexity_eps(torch.from_numpy(bank), torch.from_numpy(halves.documents))
+        eps = perplexity_eps(*(torch.from_numpy(x).to(device) for x in (bank, halves.documents)))
         for lam in LAMS:
             display.start(f"balanced, lam {lam}, {kind}")
-            bias = balanced_bias(bank, halves.documents, lam, eps)
-            found[kind, lam] = search(halves.queries, halves.documents, bias)
+            bias = balanced_bias(bank, halves.documents, lam, eps, device)
+            found[kind, lam] = search(halves.queries, halves.documents, bias, device=device)
             display.finish(f"balanced, lam {lam}, {kind}")
     return found
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
+from bistoch.lab.device import CPU
 from bistoch.retrieval import HubCorrection, Occurrences
 
 Vectors = Float[np.ndarray, "count features"]
@@ -52,10 +53,16 @@ def baseline_bias(method: str, bank: Vectors, documents: Vectors, eps: float = 0
     return np.asarray(bias)
 
 
-def balanced_bias(bank: Vectors, documents: Vectors, lam: float, eps: float | None = None) -> Bias:
+def balanced_bias(
+    bank: Vectors,
+    documents: Vectors,
+    lam: float,
+    eps: float | None = None,
+    device: torch.device = CPU,
+) -> Bias:
     """The bias of `HubCorrection`; None for the automatic temperature."""
     found = HubCorrection(eps="auto" if eps is None else eps, lam=lam)
-    return found.fit(bank, documents).bias
+    return found.fit(*(torch.from_numpy(x).to(device) for x in (bank, documents))).bias
 
 
 @dataclass(frozen=True)
@@ -79,22 +86,30 @@ class Found:
         return float(self.hits(k).mean())
 
 
-def search(queries: Vectors, documents: Vectors, bias: Bias, k: int = LISTED) -> Found:
+def search(
+    queries: Vectors,
+    documents: Vectors,
+    bias: Bias,
+    k: int = LISTED,
+    device: torch.device = CPU,
+) -> Found:
     """Search for all queries; query i is looking for document i, and there may be more documents.
 
     >>> found = search(np.eye(3)[[0, 1, 1]], np.eye(3), np.zeros(3), k=1)
     >>> found.ranks.tolist(), found.first.tolist(), found.lists.counts.tolist()
     ([0, 0, 2], [0, 1, 1], [1, 2, 0])
     """
-    scores = torch.from_numpy(queries @ documents.T + bias)
-    places = torch.arange(len(queries))
+    asked, known, more = (torch.from_numpy(x).to(device) for x in (queries, documents, bias))
+    scores = asked @ known.T + more
+    places = torch.arange(len(queries), device=device)
     own = scores[places, places, None]
     # of equal scores the first document wins
-    earlier = torch.arange(len(documents)) < places[:, None]
+    earlier = torch.arange(len(documents), device=device) < places[:, None]
     ranks = ((scores > own) | ((scores == own) & earlier)).sum(1)
     listed = scores.topk(min(k, len(documents))).indices.flatten()
     counts = torch.bincount(listed, minlength=len(documents))
-    return Found(ranks.numpy(), scores.argmax(1).numpy(), Occurrences(counts.numpy()))
+    ranks, first, lists = (x.cpu().numpy() for x in (ranks, scores.argmax(1), counts))
+    return Found(ranks, first, Occurrences(lists))
 
 
 def choose_eps(score: Callable[[float], float], grid: Sequence[float] = GRID) -> float:

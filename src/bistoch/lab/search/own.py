@@ -8,7 +8,10 @@ from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
+import torch
 from jaxtyping import Float
+
+from bistoch.lab.device import CPU
 
 # what is read of a file at most, and of a line of it
 LARGEST, LONGEST_LINE = 8 << 30, 1 << 20
@@ -25,13 +28,16 @@ class Collection:
     names: list[str] | None = None
 
 
-def read_collection(path: Path, encoder: str | None = None) -> Collection:
+def read_collection(
+    path: Path, encoder: str | None = None, device: torch.device = CPU
+) -> Collection:
     """Read a file of vectors, or of texts if there is an encoder.
 
     Args:
         path: `.npy` (a matrix), `.npz` (a single matrix), `.jsonl` (a list of numbers per line, or
             an object with "vector" or "embedding") or `.txt` (a text per line).
         encoder: a folder with a model of transformers, or its name on the hub; for texts.
+        device: where the encoder runs.
     """
     if not path.is_file():
         raise ValueError(f"retrieval: there is no file {path}")
@@ -44,7 +50,7 @@ def read_collection(path: Path, encoder: str | None = None) -> Collection:
     readers = {".npy": _read_npy, ".npz": _read_npz, ".jsonl": _read_lines}
     kind = path.suffix.lower()
     if kind == ".txt":
-        return _read_texts(path, encoder)
+        return _read_texts(path, encoder, device)
     if kind not in readers:
         raise ValueError(f"retrieval: {path} is not {KINDS}; convert it, for example to .npy")
     try:
@@ -125,7 +131,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float)
 
 
-def _read_texts(path: Path, encoder: str | None) -> Collection:
+def _read_texts(path: Path, encoder: str | None, device: torch.device) -> Collection:
     if encoder is None:
         raise ValueError(
             f"retrieval: {path} holds texts; name the model that turns them into vectors with "
@@ -138,10 +144,12 @@ def _read_texts(path: Path, encoder: str | None) -> Collection:
     lines = [line.strip() for line in lines if line.strip()]
     if not lines:
         raise ValueError(f"retrieval: {path} has no line with text")
-    return Collection(encode(encoder, lines), lines)
+    return Collection(encode(encoder, lines, device), lines)
 
 
-def encode(encoder: str, texts: list[str]) -> Float[np.ndarray, "count features"]:
+def encode(
+    encoder: str, texts: list[str], device: torch.device = CPU
+) -> Float[np.ndarray, "count features"]:
     """One vector per text: the mean of the last states of a model of transformers."""
     from bistoch.lab.inspect.load import load_subject
     from bistoch.lab.inspect.swap import embed
@@ -149,11 +157,11 @@ def encode(encoder: str, texts: list[str]) -> Float[np.ndarray, "count features"
     # texts of like length need little padding
     order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
     try:
-        subject = load_subject(encoder, [texts[place] for place in order])
+        subject = load_subject(encoder, [texts[place] for place in order], device=device)
     except (ValueError, ImportError) as reason:
         # the loader is that of `bistoch inspect`, and its sentences say so
         raise type(reason)(str(reason).replace("inspect", "retrieval", 1)) from None
-    found = embed(subject.model, subject.batches, subject.real).float().numpy()
+    found = embed(subject.model, subject.batches, subject.real).float().cpu().numpy()
     vectors = np.empty_like(found)
     vectors[order] = found
     return vectors

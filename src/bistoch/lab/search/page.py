@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from bistoch.lab.device import CPU
 from bistoch.lab.machine import provenance
 from bistoch.lab.report import Report
 from bistoch.lab.search.draw import draw_counts
@@ -34,20 +35,21 @@ def run_search(
     eps: float | Literal["auto"],
     encoder: str | None,
     cosine: bool,
+    device: torch.device,
     out: Path,
     command: str,
     console: "Console",
 ) -> Path:
     """Fit a correction, write it beside a page about what it changes; the path of the page."""
     correction = HubCorrection(eps=eps, lam=lam)
-    asked, found = (read_collection(path, encoder) for path in (queries, documents))
-    past = asked if bank is None else read_collection(bank, encoder)
+    asked, found = (read_collection(path, encoder, device) for path in (queries, documents))
+    past = asked if bank is None else read_collection(bank, encoder, device)
     _check_widths({queries: asked, documents: found, bank or queries: past})
     right = None if pairs is None else read_pairs(pairs, len(asked.vectors), len(found.vectors))
     ours, theirs, known = (
         unit(one.vectors) if cosine else one.vectors for one in (asked, found, past)
     )
-    correction.fit(known, theirs)
+    correction.fit(*(torch.from_numpy(x).to(device) for x in (known, theirs)))
     seen = correction.report(ours)
     report = Report("Hubs of a search", command, console)
     report.text(
@@ -61,7 +63,9 @@ def run_search(
         "eps": correction.fitted_eps,
     }  # fmt: skip
     if right is not None:
-        record["recall"] = _write_recall(report, ranks(ours, theirs, correction.bias, right))
+        record["recall"] = _write_recall(
+            report, ranks(ours, theirs, correction.bias, right, device)
+        )
     record["lists"] = _write_lists(report, seen, found)
     out.mkdir(parents=True, exist_ok=True)
     saved = correction.save(out / "correction.npz")
@@ -76,7 +80,11 @@ def run_search(
 
 
 def ranks(
-    queries: np.ndarray, documents: np.ndarray, bias: np.ndarray, right: Sequence[Sequence[int]]
+    queries: np.ndarray,
+    documents: np.ndarray,
+    bias: np.ndarray,
+    right: Sequence[Sequence[int]],
+    device: torch.device = CPU,
 ) -> np.ndarray:
     """How many documents come before the first right one, without the bias and with it.
 
@@ -85,9 +93,9 @@ def ranks(
     [[0, 0, 0], [1, 0, 0]]
     """
     found: list[list[int]] = [[], []]
-    theirs, more = torch.from_numpy(documents), torch.from_numpy(bias)
+    theirs, more = (torch.from_numpy(x).to(device) for x in (documents, bias))
     done = 0
-    for block in in_blocks(torch.from_numpy(queries).to(theirs.dtype), len(documents)):
+    for block in in_blocks(torch.from_numpy(queries).to(theirs), len(documents)):
         scores = block @ theirs.T
         wanted = right[done : done + len(block)]
         for ours, shown in zip(found, (scores, scores + more), strict=True):

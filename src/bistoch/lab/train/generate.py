@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from bistoch.lab.device import CPU
 from bistoch.lab.text import SPECIAL, UNKNOWN, Vocabulary
 from bistoch.lab.train.run import restore_run
 from bistoch.lab.train.sequences import characters
@@ -11,7 +12,13 @@ from bistoch.models import LanguageModel
 
 
 def generate_text(
-    folder: Path, prompt: str, count: int, *, temperature: float = 1.0, seed: int = 0
+    folder: Path,
+    prompt: str,
+    count: int,
+    *,
+    temperature: float = 1.0,
+    seed: int = 0,
+    device: torch.device = CPU,
 ) -> str:
     """The prompt and `count` generated characters (or bytes).
 
@@ -21,8 +28,9 @@ def generate_text(
         count: how many to add.
         temperature: of sampling; 0 always takes the most likely character.
         seed: of sampling.
+        device: where the model runs.
     """
-    run = restore_run(folder)
+    run = restore_run(folder, device)
     if not isinstance(run.model, LanguageModel):
         raise ValueError(
             f"generate: a language model is needed, but {folder} holds a model of "
@@ -42,9 +50,9 @@ def generate_text(
             f"training text, but {', '.join(map(repr, unknown))} is not among them; leave it out"
         )
     tokens = run.model.generate(
-        torch.from_numpy(ids)[None], count, temperature=temperature,
+        torch.from_numpy(ids)[None].to(device), count, temperature=temperature,
         # padding and unknown are no characters
-        avoid=range(len(SPECIAL)), generator=torch.Generator().manual_seed(seed),
+        avoid=range(len(SPECIAL)), generator=torch.Generator(device).manual_seed(seed),
     )  # fmt: skip
     written = vocabulary.decode(tokens[0].tolist())
     # the last character of several bytes may be incomplete

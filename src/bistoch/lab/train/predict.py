@@ -53,7 +53,9 @@ def predict(
     samples = read_samples(run, paths, "predict", pictures=pictures)
     found: list[Prediction] = []
     for some in _batches(samples):
-        output = run.model(_encode([sample for _, sample in some], run)).float().softmax(-1)
+        encoded = _encode([sample for _, sample in some], run)
+        encoded = encoded.to(next(run.model.parameters()).device)
+        output = run.model(encoded).float().softmax(-1).cpu()
         for (name, _), probabilities in zip(some, output, strict=True):
             if not probabilities.isfinite().all():
                 raise DataError(

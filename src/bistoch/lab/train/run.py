@@ -15,6 +15,7 @@ from torch import nn
 
 from bistoch.functional import read_call
 from bistoch.lab.data import AS_THEY_ARE, DATASETS, DataError, Dataset, Pictures, load
+from bistoch.lab.device import CPU
 from bistoch.lab.text import Vocabulary
 from bistoch.lab.train.checkpoint import CheckpointError, load_checkpoint, load_weights, part
 from bistoch.lab.train.classification import Classification
@@ -197,7 +198,7 @@ def describe_kept(folder: Path) -> str:
     )
 
 
-def restore_run(folder: Path) -> Restored:
+def restore_run(folder: Path, device: torch.device = CPU) -> Restored:
     """The model of a run: with early stopping its best weights, else its last."""
     config, path = read_config(folder), folder / CHECKPOINT
     if not path.is_file():
@@ -211,12 +212,14 @@ def restore_run(folder: Path) -> Restored:
     has_best = bool(part(tensors, "best"))
     load_weights(path, tensors, model, "best" if has_best else "model")
     epoch = state.best_epoch if has_best else len(state.curve)
-    return Restored(model.eval(), config, setup, epoch, bool(state.finished))
+    return Restored(model.eval().to(device), config, setup, epoch, bool(state.finished))
 
 
-def evaluate_run(folder: Path, data: str | None = None) -> dict[str, float | str | int]:
+def evaluate_run(
+    folder: Path, data: str | None = None, device: torch.device = CPU
+) -> dict[str, float | str | int]:
     """Loss and score of the model of a run on the test split of its data, or of other data."""
-    run = restore_run(folder)
+    run = restore_run(folder, device)
     task = task_of(run, data or run.setup.data)
     scores = evaluate(run.model, task, "test", run.setup.recipe.precision)
     return {

@@ -2,13 +2,17 @@ import pytest
 import torch
 
 from bistoch.functional.elastic.triton import blocks
+from bistoch.functional.kernels.gpu import is_interpreted
 
 # in Triton's interpreter if there is no GPU
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.fixture(autouse=True)
-def _quick_interpreter():
+def _quick_interpreter(request):
+    on_device = request.node.get_closest_marker("gpu") is not None
+    if DEVICE != "cpu" and not on_device and not is_interpreted():
+        pytest.skip("for Triton's interpreter: set TRITON_INTERPRET=1, and hide the GPU")
     if DEVICE == "cpu":
         pytest.importorskip("triton")
         from interpreter import patch_once
@@ -19,6 +23,19 @@ def _quick_interpreter():
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of 16 tokens, so that few tokens are several of them; no head is a short one."""
+    monkeypatch.setattr(blocks, "STRIP_TOKENS", {True: 0, False: 0})
+    _small(monkeypatch)
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    """Row and column steps in one kernel, with tiles of 16 queries that two programs share."""
+    monkeypatch.setattr(blocks, "STRIP", (16, 16))
+    monkeypatch.setattr(blocks, "BUSY", 4)
+    _small(monkeypatch)
+
+
+def _small(monkeypatch):
     from bistoch.functional.elastic.triton import differentiate, launch
 
     for module in (launch, differentiate):
@@ -27,9 +44,9 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "LARGEST_SINGLE_HEAD", 0)
 
 
-@pytest.fixture(params=["long", "short"])
+@pytest.fixture(params=["long", "fused", "short"])
 def form(request):
-    """Both forms of the kernels; those of the long one have several blocks."""
-    if request.param == "long":
-        request.getfixturevalue("small_blocks")
+    """All forms of the kernels; those of the long and of the fused one have several blocks."""
+    if request.param != "short":
+        request.getfixturevalue("small_blocks" if request.param == "long" else "fused")
     return request.param

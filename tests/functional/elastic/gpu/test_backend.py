@@ -37,12 +37,6 @@ def test_what_kernels_do_not_know_is_refused(monkeypatch):
         bistoch.elastic_attention(q, q, q, backend="triton")
 
 
-def test_prices_are_not_for_these_kernels():
-    scores = torch.randn(5, 7)
-    with pytest.raises(bistoch.BackendUnavailableError, match="reference, streaming, cpu"):
-        bistoch.match(scores, row_price=0.1, column_price=0.1, backend="triton")
-
-
 PROGRAM = """
 import sys
 sys.modules["triton"] = None

@@ -5,52 +5,7 @@ import torch
 
 import bistoch
 from bistoch.functional.kernels.gpu import record_launches
-
-N, M, D, E, HEADS = 19, 23, 5, 3, 2
-
-
-def normal(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def positive(*shape):
-    return torch.rand(*shape, dtype=torch.float64) + 0.5
-
-
-def problem(size=1.0, **more):
-    tokens = {"query": size * normal(HEADS, N, D), "key": normal(HEADS, M, D)}
-    return {**tokens, "value": normal(HEADS, M, E), **more}
-
-
-OPTIONS = {
-    "plain": lambda: ({}, {"iters": 2}),
-    "softmax": lambda: ({}, {"iters": 0}),
-    "tensors": lambda: (
-        {"lam": torch.rand(HEADS).double(), "omega": positive(HEADS), "eps": positive(HEADS),
-         "column_mass": positive(M)},
-        {"iters": 3},
-    ),
-    "mask": lambda: (
-        {},
-        {"iters": 2, "mask": mask_with_a_blind_row(), "query_mask": torch.arange(N) < N - 3,
-         "key_mask": torch.arange(M) < M - 4},
-    ),
-    "tolerance": lambda: ({}, {"iters": 6, "tol": 0.05}),
-    "extreme": lambda: ({"size": 300.0}, {"iters": 2}),
-}  # fmt: skip
-
-BIASES = {
-    "own": lambda: normal(HEADS, N, M),
-    "shared": lambda: normal(1, N, M),
-    "by column": lambda: normal(HEADS, 1, M),
-    "by row": lambda: normal(1, N, 1),
-}
-
-
-def mask_with_a_blind_row():
-    mask = torch.rand(HEADS, N, M) > 0.3
-    mask[0, 2] = False
-    return mask
+from kernel_cases import BIASES, HEADS, OPTIONS, D, M, N, normal, positive, problem
 
 
 def run(backend, tensors, **options):
@@ -150,7 +105,7 @@ def test_nothing_of_n_x_m_is_in_memory():
 
 
 def test_launches():
-    """Long: two an iteration, three with a tolerance, both ways; short: one each way."""
+    """Long: two an iteration, three with a tolerance; fused: one; short: one each way."""
 
     def count(n, **options):
         q = torch.randn(2, n, 4, requires_grad=True)
@@ -162,6 +117,8 @@ def test_launches():
 
     assert count(300) == (2 * 5 + 2, 2 * 5 + 5)
     assert count(300, tol=0.1) == (3 * 5 + 3, 2 * 5 + 5)
+    assert count(100) == (5 + 3, 5 + 6)
+    assert count(100, tol=0.1) == (3 * 5 + 3, 5 + 6)
     assert count(32) == (1, 1)
 
 
@@ -207,3 +164,68 @@ def test_nothing_to_see(lengths):
     result.sum().backward()
     assert result.shape == (2, n, 3)
     assert not result.any()
+
+
+@pytest.mark.usefixtures("fused")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_columns_whose_sums_underflow(dtype, assert_as_good_as_reference):
+    """Key 3 is far from all queries: in plain numbers its column of the first plan is zero."""
+
+    def problem_with_a_far_key():
+        tensors = problem()
+        tensors["query"][..., 0], tensors["key"][..., 0] = 40.0, 0.0
+        tensors["key"][:, 3, 0] = -60.0
+        return tensors
+
+    if dtype == torch.float64:
+        compare(problem_with_a_far_key(), iters=2)
+    else:
+        assert_as_good_as_reference("triton", problem_with_a_far_key, dtype=dtype, iters=2)
+
+
+@pytest.mark.usefixtures("fused")
+def test_shares_of_the_queries_do_not_matter(monkeypatch):
+    """As many programs as one likes, some without a query, find the same up to rounding."""
+    from bistoch.functional.elastic.triton import blocks
+
+    tensors, results = problem(), []
+    for busy in (1, 1000):
+        monkeypatch.setattr(blocks, "BUSY", busy)
+        results.append(run("triton", tensors, iters=2))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-13, rtol=1e-11)
+
+
+def test_blocks_can_be_chosen(monkeypatch):
+    """By the environment, and by a program; the result is the same up to rounding."""
+    from bistoch.functional.elastic.triton import blocks
+    from bistoch.functional.kernels.tuning import VARIABLE, use_blocks
+
+    monkeypatch.setattr(blocks, "LARGEST_SINGLE_HEAD", 0)
+    monkeypatch.setattr(blocks, "STRIP_TOKENS", {True: 0, False: 0})
+    q = torch.randn(1, 40, 4)
+
+    def attend():
+        with record_launches() as launches:
+            found = bistoch.elastic_attention(q, q, q, iters=1, backend="triton")
+        return found, [x.arguments.get("BLOCK_X") for x in launches]
+
+    wanted, usual = attend()
+    monkeypatch.setenv(VARIABLE, "steps=16x32x2x1, output=32x16x4x1")
+    found, sizes = attend()
+    assert (usual, sizes) == ([64, 64, 64, None], [16, 16, 32, None])
+    torch.testing.assert_close(found, wanted)
+    with use_blocks({"steps": (32, 16, 4, 1)}):
+        assert attend()[1] == [32, 32, 32, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("stairs=16x16x4x1", "a part is 'stairs=16x16x4x1'"), ("steps=16x16x4", "a part is 'steps=16"),
+     ("steps=48x16x4x1", "steps has 48x16x4x1"), ("bias=16x16x4x9", "bias has 16x16x4x9")],
+)  # fmt: skip
+def test_blocks_that_cannot_be_are_refused(text, said, monkeypatch):
+    monkeypatch.setenv("BISTOCH_TRITON_BLOCKS", text)
+    q = torch.randn(1, 200, 4)
+    with pytest.raises(ValueError, match=f"BISTOCH_TRITON_BLOCKS.*{said}"):
+        bistoch.elastic_attention(q, q, q, iters=1, backend="triton")

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from bistoch.functional.kernels.gpu import power_of_two, width
+from bistoch.functional.kernels.tuning import chosen_blocks
 from bistoch.functional.problem import Problem, Scores
 
 
@@ -29,24 +30,71 @@ class Blocks(NamedTuple):
 # by kernel and whether tokens are of half precision, for widths up to 64, 128 and 256: the largest
 # that spill no register (docs/gpu.md says for which GPUs that was checked)
 TABLE = {
-    ("steps", True): (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2)),
+    ("steps", True): (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(128, 32, 8, 2)),
+    ("vectors", True): (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2)),
     ("output", True): (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
-    ("values", True): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 16, 4, 1)),
-    ("tokens", True): (Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
-    ("bias", True): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
+    ("values", True): (Blocks(64, 32, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
+    ("tokens", True): (Blocks(32, 16, 8, 1), Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 1)),
+    ("bias", True): (Blocks(32, 16, 8, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 1, 1)),
     ("steps", False): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
+    ("vectors", False): (Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
     ("output", False): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
     ("values", False): (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
     ("tokens", False): (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
-    ("bias", False): (Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
+    ("bias", False): (Blocks(32, 16, 4, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 4, 1)),
 }
 
 
+# what is worth trying on a device, for half precision tokens of 64 features: a pass that owns twice
+# as many tokens reads half as much from the cache, and leaves room for fewer programs
+SPACE = dict.fromkeys(("steps", "output", "vectors"), ((64, 64, 4, 2), (128, 64, 8, 2)))
+
+
 def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
-    """The blocks of a kernel for tokens and values of a width, and for the dtype of tokens."""
+    """The blocks of a kernel for tokens and values of a width, and for the dtype of tokens.
+
+    Those that a user chose, else those of the table.
+    """
+    chosen = chosen_blocks(kernel)
+    if chosen is not None:
+        return Blocks(*chosen)
     widest = max(arguments["WIDTH"], width(arguments.get("VALUES", 0)))
     half = arguments["query"].dtype.itemsize == 2
     return TABLE[kernel, half][0 if widest <= 64 else 1 if widest <= 128 else 2]
+
+
+# programs that keep a GPU busy; a head is shared by so many that there are at least these
+BUSY = 256
+# queries of a tile of the fused form, without a mask and with one; more would spill registers on a
+# B200
+STRIP = (32, 16)
+# columns of a head, times width of its tokens, that stay on chip beside it, by whether they are of
+# half precision; half as many columns if there is a mask
+STRIP_TOKENS = {True: 512 * 64, False: 128 * 64}
+
+
+class Strip(NamedTuple):
+    """Queries of a tile that holds all keys of a head, and programs that share out its queries."""
+
+    blocks: Blocks
+    parts: int
+
+    def arguments(self) -> dict[str, Any]:
+        """As a kernel takes them."""
+        return self.blocks.arguments()
+
+
+def strip_of(problem: Problem) -> Strip | None:
+    """The tile of the fused form; None if there are too many keys for one."""
+    size, n, m = problem.scores.shape
+    columns, tokens = max(power_of_two(m), 16), _token_width(problem)
+    masked = not isinstance(problem.scores, Scores) or problem.scores.mask is not None
+    room = STRIP_TOKENS[tokens == 0 or _is_half(problem)] // (2 if masked else 1)
+    if columns * max(tokens, 64) > room:
+        return None
+    rows = STRIP[masked]
+    parts = max(1, min(-(-BUSY // size), -(-n // rows), 16))
+    return Strip(Blocks(rows, columns, 8 if columns > 128 else 4, 2), parts)
 
 
 # entries of the scores of a head, in powers of two, that 8 warps hold in 16 registers each; fewer
@@ -56,7 +104,7 @@ LARGEST_SINGLE_HEAD = 32 * 32
 # numbers of a tile of tokens, one per feature, that fit shared memory beside another one
 LARGEST_TOKENS = 64 * 64
 # entries that the small heads of one program have together
-GROUPED = 2048
+GROUPED = 1024
 
 
 class Heads(NamedTuple):
@@ -94,7 +142,7 @@ def heads_of(problem: Problem, features: int) -> Heads:
     multiplies = features > 0 or _token_width(problem) > 0
     n, m = (max(power_of_two(length), 16 if multiplies else 2) for length in (n, m))
     group = 1 if multiplies else max(1, GROUPED // (n * m))
-    return Heads(group, n, m, max(group * n * m // 512, 4 if multiplies else 1))
+    return Heads(group, n, m, max(group * n * m // 512, 2 if multiplies else 1))
 
 
 def _is_half(problem: Problem) -> bool:

@@ -1,6 +1,7 @@
 """The exact gradient of the iterations that ran, by the kernels of this folder (docs/gradient.md).
 
-Two launches for each iteration, and three to six for all the rest; nothing waits for the host.
+Two launches for each iteration, or one in the fused form, and three to six for all the rest;
+nothing waits for the host.
 """
 
 from typing import Any, NamedTuple
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bistoch.functional.elastic.operator import Gradients, History, Upstream
-from bistoch.functional.elastic.triton.blocks import blocks_of
+from bistoch.functional.elastic.triton.blocks import blocks_of, strip_of
+from bistoch.functional.elastic.triton.fused import go_back_fused
 from bistoch.functional.elastic.triton.launch import pairs_of
 from bistoch.functional.elastic.triton.tokens import (
     bias_grad_kernel,
@@ -111,8 +113,14 @@ class _Replay(NamedTuple):
         """Go back through the iterations: fill dg before each of them, return df, `(B, T, n)`."""
         (size, n, m), history = self.problem.scores.shape, self.history
         row_grads = self.delta.new_empty(size, self.iters, n)
+        strip = strip_of(self.problem)
+        if strip is not None and self.iters:
+            go_back_fused(
+                self.problem, strip, self.common, self.solution, history, column_grads, row_grads
+            )
+            return row_grads
         lam = self.problem.balance.lam.contiguous()
-        blocks = blocks_of("steps", self.common)
+        blocks = blocks_of("vectors", self.common)
         for t in reversed(range(self.iters)):
             row, rest = history.row[:, t].unbind(1)
             shared = {

@@ -1,7 +1,8 @@
 """The elastic operator on GPUs: Triton kernels, forward and exact backward, without n x m memory.
 
 The long form: every pass makes the tiles of scores anew. An iteration is two launches, or three if
-a tolerance watches it; nothing waits for the host.
+a tolerance watches it; nothing waits for the host. If all keys of a head fit one tile, its
+iterations are those of `fused.py`.
 """
 
 from typing import Any, NamedTuple
@@ -11,16 +12,15 @@ import triton.language as tl
 from torch import Tensor
 
 from bistoch.functional.elastic.operator import History
-from bistoch.functional.elastic.triton.blocks import blocks_of
-from bistoch.functional.elastic.triton.decide import decide_kernel, error_kernel
+from bistoch.functional.elastic.triton.blocks import blocks_of, strip_of
+from bistoch.functional.elastic.triton.decide import error_kernel
+from bistoch.functional.elastic.triton.fused import iterate_fused
 from bistoch.functional.elastic.triton.output import output_kernel
+from bistoch.functional.elastic.triton.rooms import VECTOR, Run
 from bistoch.functional.elastic.triton.scores import BIAS, BOOLEAN, NONE
 from bistoch.functional.elastic.triton.steps import column_step_kernel, row_step_kernel
 from bistoch.functional.kernels.gpu import chunk, is_interpreted, launch, products, width
 from bistoch.functional.problem import GivenScores, Problem, Scores, Solution
-
-# entries that one program of a kernel over vectors reads at a time
-VECTOR = 1024
 
 
 class Pairs(NamedTuple):
@@ -91,48 +91,12 @@ def forward(problem: Problem, value: Tensor, solution: Solution, history: Histor
     scores, balance = problem
     size, n, m = scores.shape
     common, like = pairs_of(scores).arguments(), scores.like
-    room = _Room.new(problem, history)
-    lam, log_mass = balance.lam.contiguous(), balance.log_mass.contiguous()
-    weights = None if balance.log_row_mass is None else balance.log_row_mass.contiguous()
-    omega = balance.first_omega().clone()
-    watch = _Watch.new(problem, omega) if balance.tol is not None else None
-    running = None if watch is None else watch.running
-    solution.iterations.fill_(0 if watch is not None else balance.iters)
-    if history is not None:
-        history.omega.copy_(omega[:, None].expand_as(history.omega))
-    blocks = blocks_of("steps", common)
-    for t in range(balance.iters):
-        row, rest = room.row(t)
-        column, moved = room.column(t), room.column(t + 1)
-        if watch is not None:
-            column = watch.column
-        launch(
-            row_step_kernel, size * blocks.count(n), **common, **blocks.arguments(), column=column,
-            log_row_mass=weights, running=running, row=row, rest=rest, row_each=row.stride(0),
-            column_each=column.stride(0),
-        )  # fmt: skip
-        residual = moved if watch is None else watch.residual
-        kept = (None, None) if history is None else (history.peak[:, t], history.log_total[:, t])
-        launch(
-            column_step_kernel, size * blocks.count(m), **common, **blocks.arguments(), row=row,
-            column=column, log_mass=log_mass, lam=lam, omega=omega, running=running, peaks=kept[0],
-            log_totals=kept[1], moved=residual, row_each=row.stride(0),
-            column_each=column.stride(0), moved_each=residual.stride(0), MOVE=watch is None,
-            peaks_each=0 if history is None else history.peak.stride(0),
-            log_totals_each=0 if history is None else history.log_total.stride(0),
-        )  # fmt: skip
-        if watch is not None:
-            launch(
-                decide_kernel, size, residual=watch.residual, before=watch.before, row=row,
-                column=column, lam=lam, omega=omega, smallest=watch.smallest, running=running,
-                iterations=solution.iterations, tol=watch.tol, n=n, m=m, row_each=row.stride(0),
-                omegas=None if history is None else history.omega[:, t],
-                omegas_each=0 if history is None else history.omega.stride(0),
-                columns=None if history is None else moved, columns_each=moved.stride(0),
-                rounding=torch.finfo(like.dtype).eps, CHOOSE=balance.omega is None, FIRST=t == 0,
-                BLOCK=VECTOR,
-            )  # fmt: skip
-
+    run = Run.new(problem, common, solution, history)
+    room, watch, strip = run.room, run.watch, strip_of(problem)
+    if strip is None:
+        _iterate(run)
+    else:
+        iterate_fused(run, strip)
     column = room.column(balance.iters)
     if watch is not None:
         column.copy_(watch.column)
@@ -140,69 +104,40 @@ def forward(problem: Problem, value: Tensor, solution: Solution, history: Histor
     wide = blocks_of("output", common | {"VALUES": value.shape[2]})
     launch(
         output_kernel, size * wide.count(n), **common, **wide.arguments(), value=value.contiguous(),
-        column=column, log_row_mass=weights, output=solution.output, row=solution.row, weighed=row,
-        rest=rest, row_each=row.stride(0), column_each=column.stride(0), VALUES=value.shape[2],
-        VALUE_WIDTH=width(value.shape[2]),
+        column=column, log_row_mass=run.weights, output=solution.output, row=solution.row,
+        weighed=row, rest=rest, row_each=row.stride(0), column_each=column.stride(0),
+        VALUES=value.shape[2], VALUE_WIDTH=width(value.shape[2]),
     )  # fmt: skip
     solution.column.copy_(column)
     if value.shape[2] == 0 or watch is not None or balance.start is not None:
         # one more column step: how far columns are from balance, and which nobody sees
-        residual = like.new_empty(size, m)
+        residual, blocks = like.new_empty(size, m), blocks_of("steps", common)
         launch(
             column_step_kernel, size * blocks.count(m), **common, **blocks.arguments(), row=row,
-            column=column, log_mass=log_mass, lam=lam, omega=omega, running=None, peaks=None,
-            log_totals=None, moved=residual, row_each=row.stride(0),
+            column=column, log_mass=run.log_mass, lam=run.lam, omega=run.omega, running=None,
+            peaks=None, log_totals=None, moved=residual, row_each=row.stride(0),
             column_each=column.stride(0), moved_each=m, peaks_each=0, log_totals_each=0, MOVE=False,
         )  # fmt: skip
         solution.column.masked_fill_(residual.isnan(), -torch.inf)
     else:
         # nobody asked for more than what the last iteration knew
-        residual = (column - room.column(max(balance.iters - 1, 0))) / omega[:, None]
+        residual = (column - room.column(max(balance.iters - 1, 0))) / run.omega[:, None]
         residual.masked_fill_(column == -torch.inf, torch.nan)
     launch(error_kernel, size, residual=residual, error=solution.error, m=m, BLOCK=VECTOR)
 
 
-class _Room(NamedTuple):
-    """Where potentials go: into the history, or in turn into the same places."""
-
-    rows: Tensor  # (B, T + 1 or 1, 2, n)
-    columns: Tensor  # (B, T + 1 or 2, m)
-
-    @classmethod
-    def new(cls, problem: Problem, history: History | None) -> "_Room":
-        (size, n, m), like = problem.scores.shape, problem.scores.like
-        if history is not None:
-            found = cls(history.row, history.peak[:, problem.balance.iters :])
-        else:
-            found = cls(like.new_empty(size, 1, 2, n), like.new_empty(size, 2, m))
-        found.columns[:, 0].copy_(problem.balance.first_column())
-        return found
-
-    def row(self, t: int) -> tuple[Tensor, Tensor]:
-        """The row potentials of iteration t, and what they lost to rounding."""
-        potential, rest = self.rows[:, t % self.rows.shape[1]].unbind(1)
-        return potential, rest
-
-    def column(self, t: int) -> Tensor:
-        """The column potentials before iteration t."""
-        return self.columns[:, t % self.columns.shape[1]]
-
-
-class _Watch(NamedTuple):
-    """What a tolerance needs beside the iteration: residuals, and who goes on."""
-
-    residual: Tensor
-    before: Tensor
-    column: Tensor
-    smallest: Tensor
-    running: Tensor
-    tol: Tensor
-
-    @classmethod
-    def new(cls, problem: Problem, omega: Tensor) -> "_Watch":
-        column = problem.balance.first_column().clone(memory_format=torch.contiguous_format)
-        running = torch.ones(len(omega), dtype=torch.int32, device=omega.device)
-        return cls(
-            torch.empty_like(column), torch.empty_like(column), column, torch.empty_like(omega),
-            running, omega.new_full((1,), problem.balance.tol or 0.0),
+def _iterate(run: Run) -> None:
+    """A row step and a column step at a time, of heads of any length."""
+    (size, n, m), blocks = run.problem.scores.shape, blocks_of("steps", run.common)
+    for t in range(run.problem.balance.iters):
+        (row, rest), step = run.room.row(t), run.column_step(t, ("peaks", "log_totals"))
+        launch(
+            row_step_kernel, size * blocks.count(n), **run.common, **blocks.arguments(),
+            column=step["column"], log_row_mass=run.weights, running=run.running, row=row,
+            rest=rest, row_each=row.stride(0), column_each=step["column_each"],
         )  # fmt: skip
+        launch(
+            column_step_kernel, size * blocks.count(m), **run.common, **blocks.arguments(), **step,
+            row=row, running=run.running, row_each=row.stride(0), MOVE=run.watch is None,
+        )  # fmt: skip
+        run.decide(t)

@@ -78,6 +78,16 @@ def load_real(real, at, length):
 
 
 @triton.jit
+def column_shift(peak, column):
+    """What to add to scores before the row potential, and to the peak of a column total.
+
+    The fused form makes totals of `(S + g) + f`, with the peak -g; the others of `S + f`. Sums must
+    be made again in the order in which they were rounded, or columns of C would not sum to one.
+    """
+    return tl.where((peak == -column) & (column > float("-inf")), column, 0.0)
+
+
+@triton.jit
 def mask_of(mask, mask_index, mask_each, head):
     """Where the mask of a head begins: many heads may share one, picked by an index."""
     which = head

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from bistoch.functional.elastic.triton.scores import (
+    column_shift,
     load_real,
     load_tokens,
     mask_of,
@@ -134,17 +135,16 @@ def score_grad_tile(
     grad = plan * grad
     for t in range(ran):
         potential = tl.load(row + 2 * t * n + row_at, mask=in_row, other=0.0)
-        from_row = scores + along(potential, ROWS)
-        logs = from_row - along(
-            tl.load(peaks + t * m + column_at, mask=in_column, other=0.0), not ROWS
-        )
+        peak = tl.load(peaks + t * m + column_at, mask=in_column, other=0.0)
+        own = tl.load(columns + t * m + column_at, mask=in_column, other=0.0)
+        shift = column_shift(peak, own)
+        logs = (scores + along(shift, not ROWS)) + along(potential, ROWS)
+        logs -= along(peak + shift, not ROWS)
         logs -= along(tl.load(log_totals + t * m + column_at, mask=in_column, other=0.0), not ROWS)
         step = tl.load(step_grad + t * m + column_at, mask=in_column, other=0.0)
         grad -= tl.exp(logs) * along(step, not ROWS)
         # as softmax_row(S + g): first the column, then the row potential, which cancels most of it
-        logs = scores + along(
-            tl.load(columns + t * m + column_at, mask=in_column, other=0.0), not ROWS
-        )
+        logs = scores + along(own, not ROWS)
         logs += along(potential, ROWS)
         logs -= along(tl.load(rest + 2 * t * n + row_at, mask=in_row, other=0.0), ROWS)
         slope = tl.load(row_grad + t * n + row_at, mask=in_row, other=0.0)

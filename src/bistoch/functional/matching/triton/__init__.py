@@ -1,0 +1,1 @@
+"""Triton kernels of matching with prices; nothing here imports Triton before they are chosen."""
