@@ -20,6 +20,9 @@ from bistoch.models.points import PointConfig as PointConfig
 from bistoch.models.points import PointTransformer as PointTransformer
 from bistoch.models.sets import SetConfig as SetConfig
 from bistoch.models.sets import SetTransformer as SetTransformer
+from bistoch.models.stochastic_vit import ClassDistance as ClassDistance
+from bistoch.models.stochastic_vit import StochasticViT as StochasticViT
+from bistoch.models.stochastic_vit import StochasticViTConfig as StochasticViTConfig
 from bistoch.models.text import TextConfig as TextConfig
 from bistoch.models.text import TextEncoder as TextEncoder
 from bistoch.models.vit import ViT as ViT

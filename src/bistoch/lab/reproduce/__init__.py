@@ -18,6 +18,7 @@ from bistoch.lab.reproduce import (
     router,
     sinks,
     sorting,
+    stochastic_vit,
     zero_training,
 )
 from bistoch.lab.study import Study
@@ -38,6 +39,7 @@ STUDIES = MappingProxyType({
         sorting.STUDY,
         jigsaw.STUDY,
         cooccurrence.STUDY,
+        stochastic_vit.STUDY,
     )
 })  # fmt: skip
 
