@@ -7,6 +7,7 @@ number, or one row of numbers, per plan.
 from bistoch.analysis.metrics.balance import column_load as column_load
 from bistoch.analysis.metrics.balance import column_sums as column_sums
 from bistoch.analysis.metrics.balance import doubly_stochastic_error as doubly_stochastic_error
+from bistoch.analysis.metrics.balance import load_deviation as load_deviation
 from bistoch.analysis.metrics.balance import load_gini as load_gini
 from bistoch.analysis.metrics.balance import load_kl as load_kl
 from bistoch.analysis.metrics.balance import load_of as load_of
