@@ -59,6 +59,12 @@ PRESETS = MappingProxyType({
         {"depth": 2, "dim": 256, "heads": 4, "inducing": 16, "seeds": 1, "dropout": 0.5},
         "Sander et al. 2022, Sinkformers, ModelNet40",
     ),
+    # one head in all features; the published queries and keys have a quarter of them
+    "point_pct": Preset(
+        "point_transformer",
+        {"depth": 4, "dim": 128, "heads": 1, "summary": 1024, "dropout": 0.5},
+        "Guo et al. 2021, PCT, ModelNet40",
+    ),
     "text_sinkformer": Preset(
         "text",
         {"classes": 2, "depth": 6, "dim": 256, "heads": 8, "mlp": 4, "norm": "post",

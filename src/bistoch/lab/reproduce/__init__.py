@@ -16,6 +16,7 @@ from bistoch.lab.reproduce import (
     registration,
     retrieval,
     router,
+    sinkformer,
     sinks,
     sorting,
     stochastic_vit,
@@ -40,6 +41,8 @@ STUDIES = MappingProxyType({
         jigsaw.STUDY,
         cooccurrence.STUDY,
         stochastic_vit.STUDY,
+        sinkformer.STUDY,
+        sinkformer.FULL_STUDY,
     )
 })  # fmt: skip
 
