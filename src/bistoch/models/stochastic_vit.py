@@ -154,6 +154,8 @@ class ClassDistance(nn.Module):
     Args:
         classes, dim: how many distributions, of how many features.
         negatives: whether other classes push.
+        start: standard deviation of the class means before training. At 1 the classes begin so far
+            apart that negatives have next to no effect; near 0 they begin in one place.
 
     >>> regulariser = ClassDistance(3, 16, negatives=True)
     >>> features = Gaussian(torch.randn(5, 16), torch.ones(5, 16))
@@ -162,13 +164,14 @@ class ClassDistance(nn.Module):
     (torch.Size([5, 3]), torch.Size([5]))
     """
 
-    def __init__(self, classes: int, dim: int, *, negatives: bool = False):
+    def __init__(self, classes: int, dim: int, *, negatives: bool = False, start: float = 1.0):
         super().__init__()
         inputs.check_count("ClassDistance", "classes", classes, least=1 + negatives)
         inputs.check_count("ClassDistance", "dim", dim, least=1)
         inputs.check_flag("ClassDistance", "negatives", negatives)
         self.negatives = negatives
-        self.mean = nn.Parameter(torch.randn(classes, dim))
+        inputs.check_finite("ClassDistance", "start", start, example=1.0)
+        self.mean = nn.Parameter(start * torch.randn(classes, dim))
         self.variance = nn.Parameter(torch.zeros(classes, dim))
 
     def forward(self, features: Gaussian) -> Float[Tensor, "b classes"]:

@@ -101,7 +101,7 @@ class Trained(nn.Module):
             self.model = ViT(ViTConfig(**config))
         how = options.get("regulariser")
         self.distance = how and ClassDistance(
-            data.classes, chosen.dim, negatives=how == "negatives"
+            data.classes, chosen.dim, negatives=how == "negatives", start=options.get("start", 1.0)
         )
 
     def forward(self, images: Tensor) -> Tensor:
