@@ -35,6 +35,8 @@ from making.studies import (
     rank_decay,
     retrieval,
     router,
+    sinkformer,
+    stochastic_vit,
     zero_training,
 )
 
@@ -49,7 +51,7 @@ def main() -> None:
         flow_clusters, causal_updates, causal_local, causal_heads, causal_blocks, causal_lm, pace,
         pace_gradient, pace_rivals, lab_fashion, lab_fashion_long, lab_points, lab_text, lab_scores,
         search_gain, retrieval, hubs, prototypes, router, registration, sorting, jigsaw,
-        cooccurrence, explorer_page, converted, choosing, trained_head,
+        cooccurrence, sinkformer, stochastic_vit, explorer_page, converted, choosing, trained_head,
     ):  # fmt: skip
         measure()
         print(f"done: {measure.__name__}")

@@ -93,7 +93,7 @@ class Trained(nn.Module):
             "dim": chosen.wide if options.get("wide") else chosen.dim,
             "dropout": chosen.dropout if options.get("dropout") else 0.0,
         }  # fmt: skip
-        self.model: nn.Module
+        self.model: StochasticViT | ViT
         if "lam" in options:
             config |= {"lam": options["lam"], "iters": chosen.iters}
             self.model = StochasticViT(StochasticViTConfig(**config))
@@ -114,6 +114,8 @@ class Trained(nn.Module):
     @torch.no_grad()
     def variance(self, images: np.ndarray) -> Tensor:
         """The mean variance of the features of every image, a score of how unknown it is."""
+        if not isinstance(self.model, StochasticViT):
+            raise TypeError("stochastic-vit: only Gaussian tokens have variances")
         batches = encode_arrays("images", images).split(250)
         return torch.cat([self.model.features(some).variance.mean(-1) for some in batches])
 

@@ -255,7 +255,14 @@ def checks(results: Results) -> list[Verdict]:
                   "test.nll"),
         ]  # fmt: skip
         if f"{data}: Gaussian, softmax, negatives" in names:
+            wide = "wider softmax ViT"
             found += [
+                claim(f"Gaussian tokens without regulariser have a lower NLL than a {wide}",
+                      "Gaussian, softmax", wide, "test.nll"),
+                claim(f"Gaussian tokens without regulariser have a lower ECE than a {wide}",
+                      "Gaussian, softmax", wide, "test.ece"),
+                claim("Gaussian tokens without regulariser have a lower NLL than a wider softmax "
+                      "ViT on corrupted images", "Gaussian, softmax", wide, "corrupted.nll"),
                 claim("positives lower the ECE of Gaussian tokens", PUBLISHED, "Gaussian, softmax",
                       "test.ece"),
                 claim("negatives lower the ECE further", "Gaussian, softmax, negatives", PUBLISHED,
