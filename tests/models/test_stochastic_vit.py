@@ -105,6 +105,14 @@ def test_negatives_push_and_positives_alone_do_not():
     assert both.losses(torch.tensor([[9.0, 0.0, 9.0]]), target) < both.losses(near, target)
 
 
+def test_classes_begin_apart_or_in_one_place():
+    features = Gaussian(torch.zeros(1, 64), torch.ones(1, 64))
+    for start, least, most in ((1.0, 2.0, 20.0), (0.0, 0.0, 1e-9)):
+        torch.manual_seed(0)
+        distance = ClassDistance(5, 64, start=start)
+        assert least <= distance(features).min() <= distance(features).max() <= most
+
+
 def test_mistakes_are_told():
     with pytest.raises(ValueError, match=r"^StochasticViT: images must be .*\(batch, 6, 10, 1\)"):
         make()(torch.zeros(2, 6, 9).double())

@@ -101,7 +101,7 @@ class Trained(nn.Module):
             self.model = ViT(ViTConfig(**config))
         how = options.get("regulariser")
         self.distance = how and ClassDistance(
-            data.classes, chosen.dim, negatives=how == "negatives", start=options.get("start", 1.0)
+            data.classes, chosen.dim, negatives=how == "negatives"
         )
 
     def forward(self, images: Tensor) -> Tensor:
