@@ -42,6 +42,8 @@ from making.studies import (
     rank_decay,
     retrieval,
     router,
+    sinkformer,
+    stochastic_vit,
     zero_training,
 )
 
@@ -58,7 +60,7 @@ def main() -> None:
         lab_points, lab_text, lab_scores,
         search_gain, retrieval, hubs, prototypes, router, registration, sorting, jigsaw,
         cooccurrence, olinear, qdsformer, explorer_page, converted, choosing, trained_head, layouts,
-        monarch_conversion, gpu_compiled, gpu_expected,
+        monarch_conversion, sinkformer, stochastic_vit, gpu_compiled, gpu_expected,
     ):  # fmt: skip
         measure()
         print(f"done: {measure.__name__}")

@@ -19,7 +19,9 @@ from bistoch.lab.reproduce import prototypes as prototype_study
 from bistoch.lab.reproduce import rank_decay as rank_study
 from bistoch.lab.reproduce import retrieval as retrieval_study
 from bistoch.lab.reproduce import router as router_study
+from bistoch.lab.reproduce import sinkformer as sinkformer_study
 from bistoch.lab.reproduce import sinks
+from bistoch.lab.reproduce import stochastic_vit as gaussian_study
 from bistoch.lab.reproduce import zero_training as zero_study
 from bistoch.lab.reproduce.ablation import COLOURS, LAMS, PARTS
 from bistoch.lab.study import Settings, read_record
@@ -120,6 +122,29 @@ def olinear() -> None:
     put_table("olinear.md", "olinear_verdicts", ("asked", "measured", "holds"), asked)
     put_table("olinear.md", "olinear_published", *olinear_study.published_table(results)[:2])
     put_table("olinear.md", "olinear_mixers", *olinear_study.mixer_table(results)[:2])
+
+
+def sinkformer() -> None:
+    """Half-steps, pooling and drift; from the record of the study."""
+    results = read_record(RECORDS / "sinkformer.json")
+    save(sinkformer_study.figure(results), "sinkformer")
+    for name, table in zip(
+        ("sinkformer_scores", "sinkformer_layers"), sinkformer_study.tables(results), strict=True
+    ):
+        put_table("sinkformer.md", name, *table[:2])
+    asked = sinkformer_study.checks(results)
+    put_table("sinkformer.md", "sinkformer_verdicts", ("asked", "measured", "holds"), asked)
+
+
+def stochastic_vit() -> None:
+    """Calibration of Gaussian tokens; from the record of the study."""
+    results = read_record(RECORDS / "stochastic-vit.json")
+    save(gaussian_study.figure(results), "stochastic_vit")
+    names = ("fashion", "fashion_corrupted", "cifar", "cifar_corrupted")
+    for name, table in zip(names, gaussian_study.tables(results), strict=True):
+        put_table("stochastic_vit.md", f"stochastic_vit_{name}", *table[:2])
+    asked = gaussian_study.checks(results)
+    put_table("stochastic_vit.md", "stochastic_vit_verdicts", ("asked", "measured", "holds"), asked)
 
 
 def router() -> None:

@@ -24,6 +24,9 @@ from bistoch.models.points import PointConfig as PointConfig
 from bistoch.models.points import PointTransformer as PointTransformer
 from bistoch.models.sets import SetConfig as SetConfig
 from bistoch.models.sets import SetTransformer as SetTransformer
+from bistoch.models.stochastic_vit import ClassDistance as ClassDistance
+from bistoch.models.stochastic_vit import StochasticViT as StochasticViT
+from bistoch.models.stochastic_vit import StochasticViTConfig as StochasticViTConfig
 from bistoch.models.text import TextConfig as TextConfig
 from bistoch.models.text import TextEncoder as TextEncoder
 from bistoch.models.vit import ViT as ViT
@@ -60,6 +63,12 @@ PRESETS = MappingProxyType({
         "set_transformer",
         {"depth": 2, "dim": 256, "heads": 4, "inducing": 16, "seeds": 1, "dropout": 0.5},
         "Sander et al. 2022, Sinkformers, ModelNet40",
+    ),
+    # one head in all features; the published queries and keys have a quarter of them
+    "point_pct": Preset(
+        "point_transformer",
+        {"depth": 4, "dim": 128, "heads": 1, "summary": 1024, "dropout": 0.5},
+        "Guo et al. 2021, PCT, ModelNet40",
     ),
     "text_sinkformer": Preset(
         "text",

@@ -115,20 +115,31 @@ class ViT(nn.Module):
 
     def patches(self, images: Float[Tensor, "b ..."]) -> Float[Tensor, "b patches pixels"]:
         """The patches of images, row by row, each as one vector."""
-        config = self.config
-        inputs.check_floating("ViT", "images", images, axes="(batch, height, width)", rank=3)
-        if images.ndim == 3:
-            images = images[..., None]
-        wanted = (*config.image, config.channels)
-        if images.ndim != 4 or images.shape[1:] != wanted:
-            raise ValueError(
-                f"ViT: images must be (batch, height, width, channels) = (batch, "
-                f"{', '.join(map(str, wanted))}), but their shape is {tuple(images.shape)}; build "
-                "the model for that image and channels, or resize the images"
-            )
-        (rows, columns), (height, width) = config.grid, config.patch
-        x = images.unflatten(2, (columns, width)).unflatten(1, (rows, height))
-        return x.transpose(2, 3).flatten(3).flatten(1, 2).flatten(2)
+        return cut_patches("ViT", self.config, images)
+
+
+def cut_patches(
+    model: str, config: ViTConfig, images: Float[Tensor, "b ..."]
+) -> Float[Tensor, "b patches pixels"]:
+    """The patches of images, row by row, each as one vector.
+
+    >>> config = ViTConfig(image=(4, 4), classes=3, patch=(2, 2))
+    >>> cut_patches("ViT", config, torch.arange(16.0).view(1, 4, 4))[0, 1]
+    tensor([2., 3., 6., 7.])
+    """
+    inputs.check_floating(model, "images", images, axes="(batch, height, width)", rank=3)
+    if images.ndim == 3:
+        images = images[..., None]
+    wanted = (*config.image, config.channels)
+    if images.ndim != 4 or images.shape[1:] != wanted:
+        raise ValueError(
+            f"{model}: images must be (batch, height, width, channels) = (batch, "
+            f"{', '.join(map(str, wanted))}), but their shape is {tuple(images.shape)}; build "
+            "the model for that image and channels, or resize the images"
+        )
+    (rows, columns), (height, width) = config.grid, config.patch
+    x = images.unflatten(2, (columns, width)).unflatten(1, (rows, height))
+    return x.transpose(2, 3).flatten(3).flatten(1, 2).flatten(2)
 
 
 def _refuse_causal(operator: nn.Module) -> None:

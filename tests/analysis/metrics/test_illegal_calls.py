@@ -50,7 +50,12 @@ LEGAL = {
     "load": torch.rand(*BATCH, N),
     "score": torch.rand(*BATCH, N),
     "ratio": torch.rand(*BATCH, N),
+    "probabilities": torch.full((*BATCH, N, E), 1 / E),
+    "target": torch.ones(*BATCH, N, dtype=torch.int64),
+    "inside": torch.rand(*BATCH, N),
+    "outside": torch.rand(*BATCH, N),
 }
+NOT_ALONE = {"other batch": torch.rand(5, N), "nan": torch.full((*BATCH, N), torch.nan)}
 WRONG = {
     "plan": numbers(*BATCH, N, N) | {"one axis": torch.ones(N)},
     "states": numbers(*BATCH, N, D) | {"one axis": torch.ones(D)},
@@ -65,6 +70,27 @@ WRONG = {
     "load": numbers(*BATCH, N),
     "score": numbers(*BATCH, N),
     "ratio": numbers(*BATCH, N),
+    "probabilities": numbers(*BATCH, N, E)
+    | {
+        "one axis": torch.ones(E) / E,
+        "scores": torch.randn(*BATCH, N, E),
+        "sums": torch.ones(*BATCH, N, E),
+        "nan": torch.full((*BATCH, N, E), torch.nan),
+        "empty": torch.ones(*BATCH, 0, E),
+    },
+    "target": {
+        "floats": torch.ones(*BATCH, N),
+        "booleans": torch.ones(*BATCH, N, dtype=torch.bool),
+        "other shape": torch.ones(N, dtype=torch.int64),
+        "too large": torch.full((*BATCH, N), E),
+        "negative": torch.full((*BATCH, N), -1),
+        "elsewhere": torch.ones(*BATCH, N, dtype=torch.int64, device="meta"),
+        "list": [[1]],
+        "nothing": None,
+    },
+    "inside": numbers(*BATCH, N) | NOT_ALONE,
+    "outside": numbers(*BATCH, N) | NOT_ALONE,
+    "bins": count(0, -1) | NOTHING,
     "column": floating(*BATCH, N) | {"other shape": torch.ones(13)},
     "column_mass": MASS,
     "query_mask": boolean(N),

@@ -99,10 +99,30 @@ def test_a_comparison_ends_with_reports(pictures, tmp_path):
     ]
     assert [one["test"]["accuracy"] for one in record["runs"][:2]] == accuracies
     assert record["samples"] == {"train": 30, "valid": 0, "test": 20}
+    # column masses before training and after both epochs, of two layers
+    drift = record["runs"][0]["drift"]
+    assert drift["layers"] == ["blocks.0.attention", "blocks.1.attention"]
+    assert np.array(drift["deviation"]).shape == (3, 2)
+    assert 0 < np.min(drift["deviation"]) <= np.max(drift["deviation"]) < 2
+    for words in (page, text):
+        assert "Column masses while training" in words
+    assert "drift" in drawn
+    ends = [one["drift"]["deviation"][-1][1] for one in record["runs"][:2]]
+    assert f"| {spread(ends, form='.3f')} |" in text
     assert record["comparison"]["recipe"]["epochs"] == 2
     assert set(record["times"]["seconds"]) == set(operators)
     assert {"processor", "cores", "versions"} < set(record["machine"])
     assert datetime.fromisoformat(record["date"])
+
+
+def test_column_deviations_are_those_of_the_plans(pictures):
+    task, found = open_task(pictures), {}
+    for operator in ("softmax", "sinkhorn(iters=200)"):
+        model = new_model(Setup(pictures, MODEL, operator), task)
+        found[operator] = attention.column_deviations(model, task)
+    assert list(found["softmax"]) == ["blocks.0.attention", "blocks.1.attention"]
+    assert max(found["sinkhorn(iters=200)"].values()) < 1e-4
+    assert min(found["softmax"].values()) > 1e-3
 
 
 def test_a_device_is_passed_on_and_checked(pictures, tmp_path, monkeypatch):

@@ -36,6 +36,41 @@ def killer(step):
     return watch
 
 
+def test_what_is_observed_by_epoch_survives_a_kill(small, tmp_path):
+    def observe(model):
+        return {"weight": float(next(model.parameters()).detach().sum())}
+
+    task = small.make_task()
+    torch.manual_seed(0)
+    fitted = fit(small.Noisy(), task, RECIPE, folder=tmp_path / "whole", observe=observe)
+    # before the first step, and after each of three epochs
+    assert len(fitted.observed) == 4
+    assert len({row["weight"] for row in fitted.observed}) == 4
+    steps = fitted.steps // 3
+    for step in (1, steps, steps + 1, 3 * steps - 1):
+        folder = tmp_path / f"killed at {step}"
+        torch.manual_seed(0)
+        model = small.Noisy()
+        start = {name: x.clone() for name, x in model.state_dict().items()}
+        with pytest.raises(KilledError):
+            fit(model, task, RECIPE, folder=folder, observe=observe, on_step=killer(step))
+        other = small.Noisy()
+        other.load_state_dict(start)
+        again = fit(other, task, RECIPE, folder=folder, observe=observe)
+        assert again.observed == fitted.observed
+    # a finished run is only read, and one that was not observed has nothing to read
+    again = fit(small.Noisy(), task, RECIPE, folder=tmp_path / "whole", observe=observe)
+    assert again.observed == fitted.observed
+    assert fit(small.Noisy(), task, RECIPE, folder=tmp_path / "none").observed == []
+
+
+def test_observing_needs_one_process(small, tmp_path):
+    ranks = loop.Ranks(0, 2, torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"observe looks at the model in one process, but .* 2;"):
+        fit(small.Noisy(), small.make_task(), RECIPE, folder=tmp_path, ranks=ranks,
+            observe=lambda model: {})  # fmt: skip
+
+
 def test_a_model_learns(small, tmp_path):
     model, task = small.Noisy(), small.make_task()
     assert evaluate(model, task, "test")["accuracy"] < 0.8

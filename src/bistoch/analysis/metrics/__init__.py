@@ -1,4 +1,4 @@
-"""Numbers of a plan, of values and of hidden states: tensors in, tensors out.
+"""Numbers of a plan, of values, hidden states and predictions: tensors in, tensors out.
 
 Every function says its definition, its range and where it comes from. Leading axes are kept: one
 number, or one row of numbers, per plan.
@@ -7,6 +7,7 @@ number, or one row of numbers, per plan.
 from bistoch.analysis.metrics.balance import column_load as column_load
 from bistoch.analysis.metrics.balance import column_sums as column_sums
 from bistoch.analysis.metrics.balance import doubly_stochastic_error as doubly_stochastic_error
+from bistoch.analysis.metrics.balance import load_deviation as load_deviation
 from bistoch.analysis.metrics.balance import load_gini as load_gini
 from bistoch.analysis.metrics.balance import load_kl as load_kl
 from bistoch.analysis.metrics.balance import load_of as load_of
@@ -14,6 +15,11 @@ from bistoch.analysis.metrics.balance import load_peak as load_peak
 from bistoch.analysis.metrics.balance import mean_entropy as mean_entropy
 from bistoch.analysis.metrics.balance import row_entropy as row_entropy
 from bistoch.analysis.metrics.birkhoff import birkhoff_distance as birkhoff_distance
+from bistoch.analysis.metrics.calibration import auroc as auroc
+from bistoch.analysis.metrics.calibration import brier_score as brier_score
+from bistoch.analysis.metrics.calibration import calibration_error as calibration_error
+from bistoch.analysis.metrics.calibration import negative_log_likelihood as negative_log_likelihood
+from bistoch.analysis.metrics.calibration import predictive_entropy as predictive_entropy
 from bistoch.analysis.metrics.rank import contraction as contraction
 from bistoch.analysis.metrics.rank import effective_rank as effective_rank
 from bistoch.analysis.metrics.rank import mean_cosine as mean_cosine

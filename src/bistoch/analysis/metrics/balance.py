@@ -170,6 +170,24 @@ def load_kl(
     return (share * torch.where(load > 0, load, 1).log()).sum(-1).clamp_min(0)
 
 
+def load_deviation(
+    load: Float[Tensor, "*b m"], *, key_mask: Bool[Tensor, "..."] | None = None
+) -> Float[Tensor, "*b"]:
+    """The mean distance of a load from its even share: 0 in balance, below 2.
+
+        mean_j |l_j - 1|
+
+    Arguments are those of `load_peak`; padded keys do not count.
+
+    >>> load_deviation(torch.tensor([0.5, 2.0, 0.5]))
+    tensor(0.6667)
+
+    Reference: Sander et al., Sinkformers, AISTATS 2022, who watch it fall in training.
+    """
+    load, keys = _read_load("load_deviation", load, key_mask)
+    return divide(((load - 1).abs() * keys).sum(-1), keys.sum(-1))
+
+
 def load_peak(
     load: Float[Tensor, "*b m"], *, key_mask: Bool[Tensor, "..."] | None = None
 ) -> Float[Tensor, "*b"]:

@@ -45,6 +45,9 @@ from bistoch.functional.inputs.options import refuse_triton as refuse_triton
 from bistoch.functional.inputs.options import refuse_watcher as refuse_watcher
 from bistoch.functional.inputs.padding import PaddingWarning as PaddingWarning
 from bistoch.functional.inputs.padding import warn_half_padding as warn_half_padding
+from bistoch.functional.inputs.predictions import check_outliers as check_outliers
+from bistoch.functional.inputs.predictions import check_probabilities as check_probabilities
+from bistoch.functional.inputs.predictions import check_target as check_target
 from bistoch.functional.inputs.states import check_cache as check_cache
 from bistoch.functional.inputs.states import check_leading_axis as check_leading_axis
 from bistoch.functional.inputs.states import check_state as check_state

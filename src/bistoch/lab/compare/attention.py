@@ -1,5 +1,6 @@
 """Numbers about attention in a trained model: by layer, over test samples."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from bistoch.models import operators
 
 # samples that are measured, and how many of them at once
 SAMPLES, AT_ONCE = 48, 8
+# samples that are measured after every epoch of a training
+WATCHED = 8
 # bins of a histogram of column loads, from zero to above four; 1 lies within a bin
 EDGES = [0.0, *((2 * i + 1) / 20 for i in range(41))]
 
@@ -85,6 +88,35 @@ def measure(model: nn.Module, task: Task) -> dict[str, Any]:
     some = task.batch("test", torch.tensor(many[:AT_ONCE]))
     found["influence"] = attention_influence(model, *some.to(device_of(model)).inputs)
     return found
+
+
+def column_deviations(model: nn.Module, task: Task) -> dict[str, float]:
+    """How far column masses are from even ones by layer: means over keys, heads and test samples.
+
+    For `observe` of `bistoch.lab.train.fit`: whether plans drift towards doubly stochastic ones.
+    """
+    captured = capture_samples(model, task, range(min(WATCHED, task.count("test"))))
+    causal = task.kind == "corpus"
+    return {
+        name: sum(
+            metrics.load_deviation(column_loads(plans[layer], causal)).mean().item()
+            for plans in captured.plans
+        )
+        / len(captured.plans)
+        for layer, name in enumerate(captured.names)
+    }
+
+
+def drift_of(observed: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """What `column_deviations` found in a run as JSON: names of layers, and rows by epoch.
+
+    >>> drift_of([{"a": 0.5, "b": 0.25}, {"a": 0.125, "b": 0.0}])
+    {'layers': ['a', 'b'], 'deviation': [[0.5, 0.25], [0.125, 0.0]]}
+    """
+    return {
+        "layers": list(observed[0]) if observed else [],
+        "deviation": [list(row.values()) for row in observed],
+    }
 
 
 def _count_loads(loads: Float[Tensor, "columns"]) -> Float[Tensor, "bins"]:

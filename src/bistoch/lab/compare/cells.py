@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bistoch.lab.compare.attention import measure
+from bistoch.lab.compare.attention import column_deviations, drift_of, measure
 from bistoch.lab.compare.plan import Comparison, configuration_of
 from bistoch.lab.store import Run, Store
 from bistoch.lab.train import (
@@ -68,6 +68,7 @@ def run_cell(
         model, fitted = train_run(
             setup, task, stored.folder, ranks=Ranks(0, 1, device), tensorboard=tensorboard,
             on_step=None if on_step is None else lambda info: on_step(setup, info),
+            observe=lambda model: column_deviations(model, task),
         )  # fmt: skip
     except DivergedError as error:
         result: dict[str, Any] = {"diverged": str(error)}
@@ -82,6 +83,7 @@ def run_cell(
             "seconds": fitted.seconds,
             "parameters": sum(p.numel() for p in model.parameters()),
             "attention": measure(model, task),
+            "drift": drift_of(fitted.observed),
         }
     return Cell(setup, stored.folder, stored.write(result))
 

@@ -135,8 +135,8 @@ def draw_layers(
 
 
 def _first(name: str) -> int:
-    # ranks begin before the first layer
-    return 0 if name == "rank" else 1
+    # ranks begin before the first layer, deviations before the first epoch
+    return 0 if name.startswith(("rank", "deviation")) else 1
 
 
 def _draw_lines(

@@ -21,6 +21,9 @@ from bistoch.lab.compare.plan import Comparison
 from bistoch.lab.compare.summary import (
     Row,
     baseline_of,
+    drift_curves,
+    drift_table,
+    has_drift,
     lam_table,
     lams_of,
     layer_table,
@@ -39,7 +42,7 @@ PANELS = {
 # columns of the table of scores that a terminal has no room for
 ONLY_IN_REPORT = ("each seed", "test loss", "parameters")
 # what the record keeps of a run; the seconds of a training depend on what else the machine did
-KEPT = ("test", "validation_split", "epoch", "steps", "parameters", "curve", "attention",
+KEPT = ("test", "validation_split", "epoch", "steps", "parameters", "curve", "attention", "drift",
         "diverged")  # fmt: skip
 
 
@@ -84,6 +87,7 @@ def write_report(found: Found, folder: Path, console: Console | None = None) -> 
     if whole:
         _add_attention(report, found, whole)
         _add_curves(report, found, whole)
+        _add_drift(report, whole)
     report.heading("Protocol")
     report.table(("option", "value"), _protocol(found))
     report.table(("option", "value"), model_options(found), "The model with all its options.")
@@ -134,6 +138,25 @@ def _add_curves(report: Report, found: Found, rows: Sequence[Row]) -> None:
     cut = " A line ends with the first of its seeds." if stops else ""
     caption = f"Mean over seeds by epoch, with a band from the lowest seed to the highest.{cut}"
     _add_panels(report, draw_curves, curves, panels, caption, "curves")
+
+
+def _add_drift(report: Report, rows: Sequence[Row]) -> None:
+    """Column masses while the models were trained."""
+    if not has_drift(rows):
+        return
+    report.heading("Column masses while training")
+    panels = {
+        "deviation": "mean of all layers", "deviation first": "first layer",
+        "deviation last": "last layer",
+    }  # fmt: skip
+    draw = partial(draw_curves, {row.operator: drift_curves(row) for row in rows}, panels)
+    report.figure(
+        draw, "Mean distance of a column mass from its even share: 0 for a doubly stochastic plan. "
+        "Epoch 0 is before the first step. Mean over seeds, with a band from the lowest to the "
+        "highest.", "drift", narrow=partial(draw, across=1),
+    )  # fmt: skip
+    with report.folded("Distances from even column masses by layer"):
+        report.table(*drift_table(rows))
 
 
 def _add_panels(

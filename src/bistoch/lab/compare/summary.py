@@ -174,6 +174,43 @@ def layer_table(rows: Sequence[Row]) -> Table:
     return Table((*head, "effective rank after") if paired else head, lines)
 
 
+def has_drift(rows: Sequence[Row]) -> bool:
+    """Whether column masses were watched in all runs; those of an earlier version have none."""
+    cells = [cell for row in rows for cell in row.cells]
+    return bool(cells) and all(
+        cell.result.get("drift", {}).get("deviation") for cell in cells
+    )  # fmt: skip
+
+
+def drift_of_seeds(row: Row) -> np.ndarray:
+    """How far column masses were from even ones: (seeds, epochs, layers), epoch 0 included."""
+    drifts = [cell.result["drift"]["deviation"] for cell in row.cells]
+    return np.array([drift[: min(map(len, drifts))] for drift in drifts])
+
+
+def drift_curves(row: Row) -> dict[str, np.ndarray]:
+    """Curves by seed and epoch: the mean of all layers, the first and the last layer."""
+    found = drift_of_seeds(row)
+    return {
+        "deviation": found.mean(-1), "deviation first": found[..., 0],
+        "deviation last": found[..., -1],
+    }  # fmt: skip
+
+
+def drift_table(rows: Sequence[Row]) -> Table:
+    """One row per operator and layer: before training, after the first epoch, after the last."""
+    lines = []
+    for row in rows:
+        found = drift_of_seeds(row)
+        for i, name in enumerate(row.cells[0].result["drift"]["layers"]):
+            moments = (found[:, place, i].tolist() for place in (0, 1, -1))
+            change = difference((found[:, -1, i] - found[:, 0, i]).tolist()).text()
+            layer = f"{i + 1}:\u00a0{name.removesuffix('.attention')}"
+            lines.append((row.operator, layer, *(spread(x, form=".3f") for x in moments), change))
+    head = ("operator", "layer", "before training", "after one epoch", "at the end", "change")
+    return Table(head, lines, "Mean distance of a column mass from its even share.")
+
+
 def lams_of(rows: Sequence[Row]) -> dict[str, np.ndarray]:
     """The learned lam of every operator that learned one: (seeds, layers, heads)."""
     found = {

@@ -3,6 +3,9 @@
 load("fashion-mnist").x_train     # numpy uint8 (60000, 28, 28)
 """
 
+from bistoch.lab.data.corruptions import CORRUPTIONS as CORRUPTIONS
+from bistoch.lab.data.corruptions import STRENGTHS as STRENGTHS
+from bistoch.lab.data.corruptions import corrupt as corrupt
 from bistoch.lab.data.download import fetch as fetch
 from bistoch.lab.data.entry import Entry as Entry
 from bistoch.lab.data.kinds import Corpus as Corpus

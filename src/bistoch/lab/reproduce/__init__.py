@@ -19,8 +19,10 @@ from bistoch.lab.reproduce import (
     registration,
     retrieval,
     router,
+    sinkformer,
     sinks,
     sorting,
+    stochastic_vit,
     zero_training,
 )
 from bistoch.lab.study import Study
@@ -45,6 +47,9 @@ STUDIES = MappingProxyType({
         delta_lm.STUDY,
         olinear.STUDY,
         olinear.STUDY_FULL,
+        stochastic_vit.STUDY,
+        sinkformer.STUDY,
+        sinkformer.FULL_STUDY,
     )
 })  # fmt: skip
 

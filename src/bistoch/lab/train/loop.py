@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from bistoch.lab.train.checkpoint import (
     save_checkpoint,
     tensors_of,
 )
-from bistoch.lab.train.log import Log
+from bistoch.lab.train.log import Log, read_log
 from bistoch.lab.train.nan_loss import diagnose
 from bistoch.lab.train.ranks import Ranks, whole
 from bistoch.lab.train.recipe import Precision, Recipe, lr_at
@@ -34,6 +34,9 @@ CHECKPOINT, METRICS, CONFIG = "checkpoint.safetensors", "metrics.jsonl", "config
 SAVE_EVERY, LOG_EVERY = 20.0, 50
 # samples that are evaluated at once
 EVALUATION_BATCH = 256
+# how names of what was observed begin in the log
+OBSERVED = "observed/"
+Observe = Callable[[nn.Module], Mapping[str, float]]
 
 
 class StepInfo(NamedTuple):
@@ -48,13 +51,17 @@ class StepInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class Fitted:
-    """Why a run ended, its metrics by epoch, the epoch of its weights, its steps and seconds."""
+    """Why a run ended, its metrics by epoch, the epoch of its weights, its steps and seconds.
+
+    `observed` is what `observe` found before the first step and after every epoch.
+    """
 
     finished: str
     curve: list[dict[str, float]]
     epoch: int
     steps: int
     seconds: float
+    observed: list[dict[str, float]] = field(default_factory=list)
 
 
 def fit(
@@ -68,6 +75,7 @@ def fit(
     ranks: Ranks | None = None,
     tensorboard: bool = False,
     on_step: Callable[[StepInfo], None] | None = None,
+    observe: Observe | None = None,
     save_every: float = SAVE_EVERY,
 ) -> Fitted:
     """Train a model, or resume where it was killed: the rest is the same, bit by bit.
@@ -82,9 +90,16 @@ def fit(
         ranks: the processes that train together; by default this one alone.
         tensorboard: whether to write files for TensorBoard.
         on_step: called after every step, in the main process.
+        observe: numbers of the model by name, asked for before the first step and after every epoch
+            and kept in the log; for a single process.
         save_every: seconds between two checkpoints within an epoch.
     """
     ranks = ranks or Ranks(0, 1, torch.device("cpu"))
+    if observe is not None and ranks.world_size > 1:
+        raise ValueError(
+            f"train: observe looks at the model in one process, but there are {ranks.world_size}; "
+            "leave it out, or train in one process"
+        )
     sizes = {f"the shape of {name}": tuple(p.shape) for name, p in model.named_parameters()}
     samples = {f"samples of {split}": task.count(split) for split in ("train", "valid", "test")}
     ranks.check_same({"seed": seed, **asdict(recipe), **samples, **sizes})
@@ -96,7 +111,7 @@ def fit(
         run.resume()
         if ranks.is_main and not run.state.finished:
             with Log(folder / METRICS, run.state.step, tensorboard=tensorboard) as log:
-                run.train(log, on_step, save_every)
+                run.train(log, on_step, save_every, observe)
         else:
             run.train(None, None, save_every)
     state = run.state
@@ -104,7 +119,19 @@ def fit(
         model.load_state_dict(run.best)
     model.eval()
     epoch = state.best_epoch if run.best else len(state.curve)
-    return Fitted(state.finished, state.curve, epoch, state.step, state.seconds)
+    seen = read_observed(folder) if ranks.is_main else []
+    return Fitted(state.finished, state.curve, epoch, state.step, state.seconds, seen)
+
+
+def read_observed(folder: Path) -> list[dict[str, float]]:
+    """What `observe` found in a run, from its log: before the first step, and after every epoch."""
+    found: dict[int, dict[str, float]] = {}
+    for line in read_log(folder / METRICS):
+        numbers = {name: x for name, x in line.items() if name.startswith(OBSERVED)}
+        if numbers:
+            # a run that was killed before its first checkpoint begins again
+            found[line["step"]] = {name.removeprefix(OBSERVED): x for name, x in numbers.items()}
+    return list(found.values())
 
 
 class _Run:
@@ -161,10 +188,16 @@ class _Run:
         save_checkpoint(self.path, self.state, tensors)
 
     def train(
-        self, log: Log | None, on_step: Callable[[StepInfo], None] | None, save_every: float
+        self,
+        log: Log | None,
+        on_step: Callable[[StepInfo], None] | None,
+        save_every: float,
+        observe: Observe | None = None,
     ) -> None:
         """Do the remaining steps."""
         wrapped, state = self.ranks.wrap(self.model), self.state
+        if state.step == 0:
+            self.observe(log, observe)
         began = saved = time.monotonic()
         before = state.seconds
         while not state.finished:
@@ -176,6 +209,7 @@ class _Run:
                 row = self.end_epoch()
                 if log is not None:
                     log.write(state.step, {f"epoch/{name}": x for name, x in row.items()})
+                self.observe(log, observe)
             now = time.monotonic()
             state.seconds = before + now - began
             # the clock of the main process decides
@@ -185,6 +219,12 @@ class _Run:
                 saved = now
             if on_step is not None:
                 on_step(StepInfo(state.step, self.steps, len(state.curve), loss, state.curve))
+
+    def observe(self, log: Log | None, observe: Observe | None) -> None:
+        """Ask for numbers of the model as it is, and keep them in the log."""
+        if log is not None and observe is not None:
+            found = observe(self.model)
+            log.write(self.state.step, {f"{OBSERVED}{name}": x for name, x in found.items()})
 
     def step(self, wrapped: nn.Module) -> tuple[float, float]:
         """One step of the optimizer; the loss of the whole batch, and the learning rate."""

@@ -19,7 +19,16 @@ from bistoch.lab.device import CPU
 from bistoch.lab.text import Vocabulary
 from bistoch.lab.train.checkpoint import CheckpointError, load_checkpoint, load_weights, part
 from bistoch.lab.train.classification import Classification
-from bistoch.lab.train.loop import CHECKPOINT, CONFIG, SAVE_EVERY, Fitted, StepInfo, evaluate, fit
+from bistoch.lab.train.loop import (
+    CHECKPOINT,
+    CONFIG,
+    SAVE_EVERY,
+    Fitted,
+    Observe,
+    StepInfo,
+    evaluate,
+    fit,
+)
 from bistoch.lab.train.patches import chosen_patch
 from bistoch.lab.train.ranks import Ranks
 from bistoch.lab.train.recipe import Recipe
@@ -87,11 +96,12 @@ def train_run(
     ranks: Ranks | None = None,
     tensorboard: bool = False,
     on_step: Callable[[StepInfo], None] | None = None,
+    observe: Observe | None = None,
 ) -> tuple[nn.Module, Fitted]:
     """Train a model in a folder, or resume there; the folder of another run is refused.
 
-    The task is made from the data of the setup; `ranks`, `tensorboard` and `on_step` are those of
-    `fit`.
+    The task is made from the data of the setup; `ranks`, `tensorboard`, `on_step` and `observe` are
+    those of `fit`.
     """
     model = new_model(setup, task)
     config = {
@@ -107,7 +117,7 @@ def train_run(
     ranks.from_main(lambda: _refuse_another_run(folder, config))
     fitted = fit(
         model, task, setup.recipe, folder=folder, seed=setup.seed, config=config, ranks=ranks,
-        tensorboard=tensorboard, on_step=on_step,
+        tensorboard=tensorboard, on_step=on_step, observe=observe,
     )  # fmt: skip
     return model, fitted
 
