@@ -32,7 +32,10 @@ def run(backend, leaves, dtype=torch.float64, **options):
             leaves.append(options[name])
     result = bistoch.causal_elastic_attention(*leaves[:3], backend=backend, **options)
     weights = torch.linspace(-1, 9, result.numel(), dtype=dtype).reshape(result.shape).cos()
-    return result.detach(), *torch.autograd.grad((result * weights).sum(), leaves)
+    grads = torch.autograd.grad(
+        (result * weights).sum(), leaves, allow_unused=True, materialize_grads=True
+    )
+    return result.detach(), *grads
 
 
 def compare(*leaves, **options):
@@ -54,7 +57,7 @@ def test_every_cut_is_the_reference(n, block):
 
 @pytest.mark.usefixtures("small_tiles", "short_spans")
 @pytest.mark.parametrize(
-    ("n", "block"), [(41, 7), pytest.param(61, 4, marks=slow), pytest.param(97, 24, marks=slow)]
+    ("n", "block"), [(29, 7), pytest.param(61, 4, marks=slow), pytest.param(97, 24, marks=slow)]
 )
 def test_accounts_that_were_not_kept_are_made_again(n, block):
     assert blocks.layout_of(n, block).every > 1
@@ -131,10 +134,10 @@ def test_as_good_as_the_reference(dtype):
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("size", [30.0, pytest.param(1000.0, marks=slow)])
-def test_extreme_scores_in_float32(size):
-    # a single draw says little where all depends on how a few scores are rounded
-    assert_as_good(lambda: tokens(23, size), 1 if size < 100 else 8, block=6)
+@pytest.mark.parametrize("draws", [1, pytest.param(8, marks=slow)])
+def test_extreme_scores_in_float32(draws):
+    # queries and keys of 32 each: scores in the thousands
+    assert_as_good(lambda: tokens(23, 32.0), draws, block=6)
 
 
 @slow
@@ -150,7 +153,9 @@ def test_a_sink_that_outweighs_all_others():
     for one, other, best in zip(found, theirs, exact, strict=True):
         assert one.isfinite().all()
         error, their_error = ((x - best).square().mean().sqrt() for x in (one, other))
-        assert error <= 2 * their_error + 1e-6 * best.abs().max().clamp_min(1e-6)
+        # where a row is one key, <dO, O> and dP differ by a rounding, which is multiplied with it
+        rounding = torch.finfo(torch.float32).eps * k.abs().max()
+        assert error <= 2 * their_error + rounding
 
 
 @slow
