@@ -144,9 +144,9 @@ def attend(
             result = swapped(query, key, value, **masks)
             make_plan = functools.partial(swapped.plan, query, key, **masks)
         else:
-            state = state.state if isinstance(state, GrowingState) else state
-            result, after = swapped.step(query, key, value, masks, state)
-            make_plan = functools.partial(swapped.step_plan, query, key, masks, state)
+            before = state.state if isinstance(state, GrowingState) else state
+            result, after = swapped.step(query, key, value, masks, before)
+            make_plan = functools.partial(swapped.step_plan, query, key, masks, before)
     if cache is not None:
         remember(cache, after)
     result = result.to(dtype)
