@@ -32,17 +32,20 @@ def is_open(*sizes: int) -> bool:
     return not all(has_static_value(size) for size in sizes)
 
 
-def export_whole(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+def export_whole(
+    function: Callable[P, Tensor], *, kernels_too: bool = False
+) -> Callable[P, Tensor]:
     """As `full_precision`; and one operator of a program that is exported for any length.
 
-    Its kernels, if the backend has any, are such an operator already.
+    Its kernels, if the backend has any, are such an operator already; unless they leave behind what
+    has other sizes than the tokens.
     """
 
     @wraps(function)
     def either(*args: P.args, **kwargs: P.kwargs) -> Tensor:
         if kwargs.keys() & inputs.REMEDIES.keys():
             kwargs = inputs.without_torch_names(function.__name__, kwargs)  # type: ignore[assignment]
-        if torch.compiler.is_exporting() and kwargs.get("backend") != "cpu":
+        if torch.compiler.is_exporting() and (kernels_too or kwargs.get("backend") != "cpu"):
             given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
             if is_open(*(x for t in given.values() if isinstance(t, Tensor) for x in t.shape[-2:])):
                 return _write(function.__name__, given)

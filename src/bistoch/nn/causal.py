@@ -93,16 +93,16 @@ class CausalElastic(LamModule):
         """
         options = self.options()
         lam, eps = options["lam"], options["eps"]
-        n, begins = query.shape[-2], state is None
+        n = query.shape[-2]
         tensors = (query, key, value, key_mask, *(x for x in (lam, eps) if isinstance(x, Tensor)))
         able = options["backend"] in ("auto", "cpu") and query.dtype == working_dtype(query.dtype)
         if not able or not growing.can_grow(*tensors) or key.shape[-3] == 0:
             return None
-        known = (key_mask is None and n > 0) if begins else n == 1
+        known = (key_mask is None and n > 0) if state is None else n == 1
         if not known:
             return None
         rule = self._rule(query, scale, options)
-        if begins:
+        if state is None:
             return growing.begin(query, key[..., :n, :], value[..., :n, :], rule)
         if isinstance(state, CausalState):
             if not bool(state.level.isfinite().all()):

@@ -1,6 +1,7 @@
 """Delta attention: sparse causal attention, put right by a few dense rows and what they change."""
 
 import math
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -30,7 +31,7 @@ BACKENDS = tuple(_MODULES)
 SMALL = 1 << 16
 
 
-@export_whole
+@partial(export_whole, kernels_too=True)
 def delta_attention(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],
@@ -136,7 +137,7 @@ def _choose(
     return choose_backend(operator, backend, _MODULES, query.device, auto)
 
 
-@export_whole
+@partial(export_whole, kernels_too=True)
 def delta_plan(
     query: Float[Tensor, "*#b n d"],
     key: Float[Tensor, "*#b m d"],

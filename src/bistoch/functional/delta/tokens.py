@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bistoch.functional import inputs
 from bistoch.functional._masks import forbid_low
-from bistoch.functional._nonfinite import Pairs, clean
+from bistoch.functional._nonfinite import Pairs, _is_at_hand, clean, largest_score
 from bistoch.functional.pose import working_dtype
 
 CORRECTIONS = ("delta", "mass", "recompute", "none")
@@ -126,7 +126,7 @@ def pose_tokens(
             bias = shared.masked_fill(~seen, 0).expand(*batch, n)
     query, key, value = (None if x is None else x.to(dtype) for x in (query, key, value))
     pairs = Pairs(None if bias is None else bias[..., None, :], None, real, real)
-    query, key, value, bias, broken = clean(query, key, value, pairs, sharpness, "later")
+    query, key, value, bias, broken = clean(query, key, value, pairs, None, "later")
     bias = None if bias is None else bias[..., 0, :]
     if real is not None:
         real = real.expand(*batch, n)
@@ -134,4 +134,24 @@ def pose_tokens(
         bias = None if bias is None else bias.take_along_dim(order, -1)
     tokens = Tokens(query, key, bias, real, order, broken, batch)
     tokens = tokens._replace(query=tokens.sort(tokens.query), key=tokens.sort(tokens.key))
+    if sharpness is not None:
+        tokens = _with_overflow(tokens, rule, sharpness)
     return tokens, None if value is None else tokens.sort(value)
+
+
+def _with_overflow(tokens: Tokens, rule: Rule, sharpness: float) -> Tokens:
+    """Tokens that know the rows whose scores are too large, and the rows that these correct."""
+    query, key = tokens.query.detach(), tokens.key.detach()
+    limit, factor = largest_score(query.dtype), max(abs(sharpness), 1.0)
+    if _is_at_hand([query, key]):
+        # no score is larger than the product of the lengths of all queries and of all keys
+        lengths = [torch.linalg.vector_norm(x).item() for x in (query, key)]
+        if lengths[0] * lengths[1] * factor <= limit:
+            return tokens
+    largest = key.abs().cummax(-2).values if key.numel() else key
+    over = ~((query.abs() * largest).sum(-1) * factor <= limit)
+    if rule.correction in ("delta", "mass"):
+        dense = over[..., :: rule.stride].repeat_interleave(rule.stride, -1)
+        over = over | dense[..., : over.shape[-1]]
+    over = tokens.unsort(over[..., None])[..., 0]
+    return tokens._replace(broken=over if tokens.broken is None else tokens.broken | over)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
 
-from bistoch.functional import OPERATORS
+from bistoch.functional import OPERATORS, CausalState
 from bistoch.functional.causal.growing import GrowingState
 from bistoch.integrations.huggingface.caches import recall, remember
 from bistoch.integrations.huggingface.layers import hides_the_future, is_cross_attention
@@ -132,6 +132,7 @@ def attend(
         # keys of several query heads stay one, and the state is not copied
         done = swapped.step_in_place(query, key, value, masks, state, scaling)
     make_plan: Callable[[], Tensor]
+    after: CausalState | GrowingState
     if done is not None:
         result, after = done
     else:
@@ -144,9 +145,9 @@ def attend(
             result = swapped(query, key, value, **masks)
             make_plan = functools.partial(swapped.plan, query, key, **masks)
         else:
-            state = state.state if isinstance(state, GrowingState) else state
-            result, after = swapped.step(query, key, value, masks, state)
-            make_plan = functools.partial(swapped.step_plan, query, key, masks, state)
+            before = state.state if isinstance(state, GrowingState) else state
+            result, after = swapped.step(query, key, value, masks, before)
+            make_plan = functools.partial(swapped.step_plan, query, key, masks, before)
     if cache is not None:
         remember(cache, after)
     result = result.to(dtype)

@@ -148,8 +148,9 @@ def _run(
     more: dict[str, int] | None = None,
 ) -> None:  # fmt: skip
     """Describe the work as a job of numbers and addresses, and let the kernels do it."""
-    (*shape, n, d), e, dtype = inputs.query.shape, inputs.value.shape[-1], inputs.query.dtype
-    shape, batch = torch.Size(shape), math.prod(shape)
+    (n, d), e, dtype = inputs.query.shape[-2:], inputs.value.shape[-1], inputs.query.dtype
+    shape = inputs.query.shape[:-2]
+    batch = math.prod(shape)
     if not batch * n:
         return
     runtime, job = kernel_module("kernels.runtime"), kernel_module("causal.cpu.job")

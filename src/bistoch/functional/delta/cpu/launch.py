@@ -55,7 +55,6 @@ def room(inputs: Inputs, options: Options) -> tuple[Tensor, Kept]:
     query, value = inputs.query, inputs.value
     batch = torch.broadcast_shapes(query.shape[:-2], inputs.key.shape[:-2], value.shape[:-2])
     n, e = query.shape[-2], value.shape[-1]
-    # a minimum would fix the lengths that compilers leave open
     stride, tail = options.stride, options.tail
     groups = 0 if options.correction == "none" else -(-n // stride)
     make = query.new_empty
