@@ -19,7 +19,7 @@ def borrow(count: int, dtype: torch.dtype) -> Tensor:
     kept = _KEPT.pop() if _KEPT and _is_kept(count * dtype.itemsize) else None
     if kept is not None and kept.numel() >= count * dtype.itemsize:
         return kept[: count * dtype.itemsize].view(dtype)
-    return torch.empty(count * dtype.itemsize, dtype=torch.uint8).view(dtype)
+    return torch.empty(count, dtype=dtype)
 
 
 def give_back(workspace: Tensor) -> None:
