@@ -74,8 +74,9 @@ def _are_counts(numbers: object) -> bool:
 
 def _wrong(numbers: object) -> type[Exception]:
     """Of the wrong kind, or of the wrong size."""
-    is_list = isinstance(numbers, tuple | list)
-    return ValueError if is_list and all(isinstance(x, int) for x in numbers) else TypeError
+    if isinstance(numbers, tuple | list) and all(isinstance(x, int) for x in numbers):
+        return ValueError
+    return TypeError
 
 
 def _words(numbers: object) -> str:

@@ -154,11 +154,12 @@ def _difference(after: list[float], before: list[float]) -> list[float]:
 def tokens_of(model: ViT, sizes: Vision) -> tuple[Float[Tensor, "x n d"], Float[Tensor, "x n d"]]:
     """Queries and keys of all layers and heads on some test pictures."""
     found: list[tuple[Tensor, Tensor]] = []
+    blocks: Any = model.blocks
     hooks = [
         block.attention.operator.register_forward_pre_hook(
             lambda _module, tokens: found.append((tokens[0], tokens[1]))
         )
-        for block in model.blocks
+        for block in blocks
     ]
     model(*_task(sizes.data).batch("test", torch.arange(PLANS)).inputs)
     for hook in hooks:

@@ -32,7 +32,8 @@ class LongTexts:
     def __init__(self, articles: int, parts: int, length: int):
         self.model = load_encoder()
         tokenizer = import_transformers().AutoTokenizer.from_pretrained(model_name())
-        ids, self.topics = [], []
+        ids: list[list[int]] = []
+        self.topics: list[int] = []
         wanted, start, end = length - 2, tokenizer.cls_token_id, tokenizer.sep_token_id
         for number, text in enumerate(read_articles(articles)):
             found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
