@@ -16,7 +16,7 @@ from bistoch.functional.circuit.problem import ANGLES_PER_BLOCK, CircuitProblem
 def block_sums(problem: CircuitProblem) -> Float[Tensor, "B states states"]:
     """The squares of the unitary matrix, added up over the states of the ancilla.
 
-    >>> angles = torch.zeros(1, count_angles(3, layers=1, ansatz="simple"))
+    >>> angles = torch.zeros(1, 8)
     >>> block_sums(CircuitProblem(angles, qubits=1, ancilla=2, layers=1, ansatz="simple"))
     tensor([[[4., 0.],
              [0., 4.]]])
