@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from collections import defaultdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -47,6 +49,18 @@ def test_kernels_compile_without_spills_for_nvidia_and_amd():
         assert one["fits"], one
         assert 0 < one["registers"] <= 512
         assert one["occupancy"] > 0
+
+
+def test_in_the_record_nothing_spills():
+    """The table of the page: every kernel for every GPU."""
+    path = Path(__file__).parents[3] / "benchmarks" / "gpu" / "compile-table.json"
+    targets = defaultdict(set)
+    for row in json.loads(path.read_text()):
+        assert row["fits"], row
+        assert row["spills"] == 0, row
+        targets[row["kernel"], row["tokens"]].add(row["target"])
+    assert len(targets) > 90
+    assert all(found == {"sm_80", "sm_90", "sm_100", "gfx942"} for found in targets.values())
 
 
 @pytest.mark.slow

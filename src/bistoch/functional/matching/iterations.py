@@ -198,7 +198,8 @@ def _back_in_kernels(
     column_grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Through all iterations: gradients of scores and of both slacks, and that of the start."""
-    row_grads, step_grads = [], []
+    row_grads: list[Tensor] = []
+    step_grads: list[Tensor] = []
     from_row, from_column = torch.zeros_like(slack.row), torch.zeros_like(slack.column)
     for t in reversed(range(len(rows))):
         moved = (t < iterations)[..., None]

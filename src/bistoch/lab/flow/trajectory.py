@@ -116,7 +116,7 @@ def follow(
         warnings.simplefilter("always")
         shown.start(name)
         for moved in heat_flow(particles.to(device), time, eps, **options):
-            now = FlowState(*(x.cpu() if isinstance(x, Tensor) else x for x in moved))
+            now = FlowState._make(x.cpu() if isinstance(x, Tensor) else x for x in moved)
             if done and now.step == 0:
                 continue
             step = now.step + done

@@ -82,7 +82,8 @@ def measure(halves: Halves, display: Display, device: torch.device = CPU) -> Mea
             bias = baseline_bias(method, bank, halves.documents, eps)
             found[kind, method] = search(halves.queries, halves.documents, bias, device=device)
             display.finish(f"{method}, {kind}")
-        eps = perplexity_eps(*(torch.from_numpy(x).to(device) for x in (bank, halves.documents)))
+        ours, theirs = (torch.from_numpy(x).to(device) for x in (bank, halves.documents))
+        eps = perplexity_eps(ours, theirs)
         for lam in LAMS:
             display.start(f"balanced, lam {lam}, {kind}")
             bias = balanced_bias(bank, halves.documents, lam, eps, device)

@@ -108,8 +108,8 @@ def search(
     ranks = ((scores > own) | ((scores == own) & earlier)).sum(1)
     listed = scores.topk(min(k, len(documents))).indices.flatten()
     counts = torch.bincount(listed, minlength=len(documents))
-    ranks, first, lists = (x.cpu().numpy() for x in (ranks, scores.argmax(1), counts))
-    return Found(ranks, first, Occurrences(lists))
+    found, first, lists = (x.cpu().numpy() for x in (ranks, scores.argmax(1), counts))
+    return Found(found, first, Occurrences(lists))
 
 
 def choose_eps(score: Callable[[float], float], grid: Sequence[float] = GRID) -> float:
