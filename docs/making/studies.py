@@ -142,9 +142,10 @@ def stochastic_vit() -> None:
     """Calibration of Gaussian tokens; from the record of the study."""
     results = read_record(RECORDS / "stochastic-vit.json")
     save(gaussian_study.figure(results), "stochastic_vit")
-    names = ("fashion", "fashion_corrupted", "cifar", "cifar_corrupted")
+    names = ("stochastic_vit_fashion", "stochastic_vit_fashion_corrupted")
+    names += ("stochastic_vit_cifar", "stochastic_vit_cifar_corrupted")
     for name, table in zip(names, gaussian_study.tables(results), strict=True):
-        put_table("stochastic_vit.md", f"stochastic_vit_{name}", *table[:2])
+        put_table("stochastic_vit.md", name, *table[:2])
     asked = gaussian_study.checks(results)
     put_table("stochastic_vit.md", "stochastic_vit_verdicts", ("asked", "measured", "holds"), asked)
 

@@ -272,7 +272,7 @@ def checks(results: Results) -> list[Verdict]:
 def figure(results: Results) -> Any:
     """Calibration by strength of a corruption, and how well digits are found, for every set."""
     sets = sets_of(results)
-    made, panels = grid(3 * len(sets), 3, width=3.4, height=2.9)
+    made, panels = grid(3 * len(sets), 3, width=3.0, height=2.4)
     shown = {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(METHODS)}
     for row, (data, names) in enumerate(sets.items()):
         nll, ece, auroc = panels[3 * row : 3 * row + 3]
