@@ -118,7 +118,7 @@ def test_a_place_without_all_seeds_is_left_out_of_an_average():
 
 
 def test_the_full_set_has_all_data_sets_and_horizons():
-    full = olinear.STUDY_FULL.cells(False)
+    full = olinear.FULL_STUDY.cells(False)
     assert len({(c.options["data"], c.options["horizon"]) for c in full}) == 7 * 4
     assert len({c.name for c in full}) == len(full)
     recorded = {c.name: c for c in olinear.STUDY.cells(False)}

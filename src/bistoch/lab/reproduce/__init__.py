@@ -46,7 +46,7 @@ STUDIES = MappingProxyType({
         cooccurrence.STUDY,
         delta_lm.STUDY,
         olinear.STUDY,
-        olinear.STUDY_FULL,
+        olinear.FULL_STUDY,
         stochastic_vit.STUDY,
         sinkformer.STUDY,
         sinkformer.FULL_STUDY,

@@ -352,7 +352,7 @@ STUDY = Study(
     epochs=5,
 )  # fmt: skip
 # all data sets and horizons: a day on two cores
-STUDY_FULL = replace(
+FULL_STUDY = replace(
     STUDY, name="olinear-full", title="Forecasts with a balanced mixer, all data sets",
     cells=full_cells,
 )  # fmt: skip
