@@ -57,8 +57,11 @@ def delta_lm() -> None:
     """Delta attention in a pretrained language model; from the record of the study."""
     results = read_record(RECORDS / "delta-lm.json")
     save(delta_study.figure(results), "delta_lm")
-    for number, table in enumerate(delta_study.tables(results)):
-        put_table("delta_lm.md", f"delta_lm_{number}", *table[:2])
+    names = (
+        "delta_lm_0", "delta_lm_1", "delta_lm_2", "delta_lm_3", "delta_lm_4", "delta_lm_5",
+    )  # fmt: skip
+    for name, table in zip(names, delta_study.tables(results), strict=True):
+        put_table("delta_lm.md", name, *table[:2])
     asked = delta_study.checks(results)
     put_table("delta_lm.md", "delta_lm_verdicts", ("asked", "measured", "holds"), asked)
 

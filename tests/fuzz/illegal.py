@@ -109,6 +109,8 @@ ILLEGAL: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("updates", "stride"), (*COUNT, "0")),
     **dict.fromkeys(("block", "shots", "rank", "coarse"), given(COUNT, "0")),
     "qubits": given(COUNT, "2"),
+    "grid": each("(2,) | (0, 5) | (2, 2.5) | (9, 9) | 3 | 'word' | torch.ones(2)"),
+    "tiles": each("(2,) | (0, 1) | (1, 1.5) | (1, 1, 1) | 2 | 'word' | None | torch.ones(2)"),
     "tol": given(POSITIVE),
     **dict.fromkeys(("prior", "ridge"), POSITIVE),
     "noise": (*NUMBERS, *ARRAYS, "-1.0", "None"),

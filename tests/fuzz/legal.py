@@ -151,6 +151,9 @@ OPTIONS: dict[str, Callable[[Draw], str]] = {
     "tau": lambda draw: draw.option(0.1, 3.0, 0.0, 1.0),
     "directions": lambda draw: draw.normal(3, draw.d),
     "updates": lambda draw: draw.pick("1", "2", "3"),
+    # a grid needs as many queries as keys; its layouts are tested where they are made
+    "grid": lambda draw: "None",
+    "tiles": lambda draw: draw.pick("(1, 1)", "(2, 1)", "(1, 2)", "(3, 2)"),
     "pad": lambda draw: draw.pick("'post'", "'pre'"),
     "pivots": lambda draw: draw.normal(3, draw.d),
     "rank": lambda draw: "3",
@@ -197,6 +200,14 @@ def draw_options(draw: Draw, function: Callable, share: float = 0.35) -> dict[st
     return drawn
 
 
+def draw_backend(draw: Draw, row: bistoch.functional.Operator) -> dict[str, str]:
+    """One of the backends of an operator that run here, if it has several."""
+    names = [name for name in row.backends if name != "triton"]
+    if "backend" not in row.options():
+        return {}
+    return {"backend": draw.pick("'auto'", *(f"'{name}'" for name in names), "'cpu'")}
+
+
 def draw_masks(draw: Draw, kind: str = "any", *, equal: bool = False) -> dict[str, str]:
     """What is hidden: pairs ("any"), keys ("shared"), or nothing but padding."""
     drawn = {}
@@ -228,7 +239,7 @@ def operator_call(seed: int) -> Call:
     kind = "shared" if row.name in SHARED_MASK else row.masks
     arguments = draw_tokens(draw, "query", "key", "value")
     arguments |= draw_masks(draw, kind, equal=row.name in EQUAL_PADDING)
-    arguments |= draw_options(draw, row.attention)
+    arguments |= draw_options(draw, row.attention) | draw_backend(draw, row)
     if row.name == "delta":
         # kernels are for some of its rows
         plain = arguments.get("inner", "'softmax'").startswith("'softmax")
@@ -317,7 +328,8 @@ def layer_call(seed: int) -> Call:
     row = random.Random(~seed).choice([*bistoch.OPERATORS.values()])
     draw = Draw(seed, longest=7 if row.name == "quantum" else 17, square=True)
     draw.dtype, draw.batch = draw.pick("float32", "float64"), draw.pick((), (1,), (2,), (3,))
-    options = draw_options(draw, row.attention, 0.2) | {"iters": draw.pick("1", "3", "5")}
+    options = draw_options(draw, row.attention, 0.2) | draw_backend(draw, row)
+    options |= {"iters": draw.pick("1", "3", "5")}
     known = {"lam", "iters", "backend", "scale", "block", "ansatz", "layers"} & set(row.options())
     options = {name: text for name, text in options.items() if name in known and "(" not in text}
     operator = f"{row.name}({', '.join(f'{name}={text}' for name, text in options.items())})"

@@ -66,6 +66,7 @@ CONSTRUCTORS = {
         "iters": count(-1) | NOTHING, "capacity": number(0.0, -1.0),
     }),
     nn.Elastic: ({}, {"learn": CHOICE}),
+    nn.Delta: ({}, {"decode": CHOICE}),
     nn.CausalElastic: ({}, {"learn": CHOICE}),
     nn.Sink: ({}, {"learn": CHOICE}),
     nn.Quantum: ({}, {"learn": CHOICE, "tokens": count(0, -1)}),

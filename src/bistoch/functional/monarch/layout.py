@@ -149,7 +149,8 @@ def _tiled(
 def _parts(places: Int[Tensor, "rows columns"], count: int) -> Int[Tensor, "parts size"]:
     """Every row as several, of the same size."""
     size = -(-places.shape[1] // count)
-    filled = pad_axes(places, (0, count * size - places.shape[1]), value=-1)
+    # padding by nothing keeps strides, which a compiled graph does not expect
+    filled = pad_axes(places.contiguous(), (0, count * size - places.shape[1]), value=-1)
     return filled.reshape(-1, size).contiguous()
 
 

@@ -137,9 +137,8 @@ def _columns(network: nn.Module) -> dict[str, Any]:
     found = [one for one in operators(network).values() if isinstance(one, Mixing)]
     sums, lams = [], []
     for mixing in found:
-        weight = mixing.weight
-        assert weight is not None
-        tokens = weight.new_zeros(len(weight), 1)
+        # a learned matrix looks at no token, but counts them
+        tokens = torch.zeros(mixing.tokens, 1)
         sums.append(mixing.plan(tokens, tokens).sum(-2).tolist())
         lams.append(float(mixing.options()["lam"]))
     return {"columns": sums, "lam": lams} if found else {}

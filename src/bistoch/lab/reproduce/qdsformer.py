@@ -1,7 +1,6 @@
 """The eight-token vision Transformer of QDSFormer on FashionMNIST, with our operators.
 
-Seven stripes of a picture and a class token, two layers of one head. Published is a validation
-accuracy with the attention of softmax, Sinkhorn, a QR decomposition and a quantum circuit.
+Seven stripes of a picture and a class token, two layers of one head; published are accuracies.
 """
 
 import functools

@@ -138,6 +138,7 @@ def measure(ask: Callable[[np.ndarray], Tensor], data: Images, chosen: Sizes, se
 def numbers(p: Tensor, target: Tensor) -> dict[str, float]:
     """Accuracy, negative log-likelihood, calibration error and Brier score.
 
+    >>> import torch
     >>> numbers(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), torch.tensor([0, 1]))["brier"]
     0.25
     """
