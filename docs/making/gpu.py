@@ -16,7 +16,7 @@ NAMES = {
     "row_grad_kernel": "vectors, backward", "column_grad_kernel": "vectors, backward",
     "token_grad_kernel": "tokens, backward", "bias_grad_kernel": "bias, backward",
     "strip_kernel": "fused step", "strip_grad_kernel": "fused step, backward",
-    "join_kernel": "joins of the fused form", "join_grad_kernel": "joins of the fused form",
+    "join_kernel": "fused, reduction of partial sums", "join_grad_kernel": "fused, reduction of partial sums",
     "heads_kernel": "short", "heads_grad_kernel": "short, backward", "decide_kernel": "tolerance",
     "error_kernel": "tolerance", "slack_step_kernel": "prices, step",
     "slack_product_kernel": "prices, backward", "slack_grad_kernel": "prices, scores, backward",

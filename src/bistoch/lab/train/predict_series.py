@@ -71,7 +71,8 @@ def predict_series(
     mean, deviation = np.array(facts["mean"]), np.array(facts["deviation"])
     deviation = np.where(deviation > 0, deviation, 1)
     scaled = torch.from_numpy((found.values[-lookback:] - mean) / deviation).float()
-    output = run.model(scaled[None])[0].double().numpy() * deviation + mean
+    device = next(run.model.parameters()).device
+    output = run.model(scaled[None].to(device))[0].double().cpu().numpy() * deviation + mean
     shown = 2 * lookback
     return SeriesForecast(
         found.columns, next_dates(found.dates, len(output)), output, found.dates[-shown:],
@@ -99,16 +100,27 @@ def next_dates(dates: np.ndarray, count: int) -> np.ndarray:
     >>> months = np.array(["2020-01-01", "2020-02-01", "2020-03-01"], "datetime64[s]")
     >>> next_dates(months, 2).astype("datetime64[D]").astype(str).tolist()
     ['2020-04-01', '2020-05-01']
+    >>> ends = np.array(["2020-10-31", "2020-11-30", "2020-12-31"], "datetime64[s]")
+    >>> next_dates(ends, 2).astype("datetime64[D]").astype(str).tolist()
+    ['2021-01-31', '2021-02-28']
     """
     if len(dates) < 2:
         # nothing says how far apart they are
         return dates[-1] + DAY * np.arange(1, count + 1)
-    months = dates.astype("datetime64[M]")
-    steps = np.diff(months).astype(int)
-    is_first = dates == months.astype(dates.dtype)
-    if is_first.all() and len(set(steps.tolist())) == 1 and steps[0] > 0:
-        return (months[-1] + steps[0] * np.arange(1, count + 1)).astype(dates.dtype)
+    # first days of months, or last ones, which are the days before
+    for days in (0 * DAY, DAY):
+        months = (dates + days).astype("datetime64[M]")
+        steps = np.diff(months).astype(int)
+        is_first = dates + days == months.astype(dates.dtype)
+        if is_first.all() and len(set(steps.tolist())) == 1 and steps[0] > 0:
+            following = months[-1] + steps[0] * np.arange(1, count + 1)
+            return following.astype(dates.dtype) - days
     step = np.median(np.diff(dates).astype(np.int64)).astype("timedelta64[s]")
+    if step == np.timedelta64(0):
+        raise DataError(
+            "predict: dates must differ from row to row, but most of them repeat the one before; "
+            "give one row per date"
+        )
     return dates[-1] + step * np.arange(1, count + 1)
 
 

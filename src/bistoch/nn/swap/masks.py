@@ -92,16 +92,30 @@ def once_per_forward(
     """
     if tensor is None or torch.compiler.is_compiling():
         return make()
+    # another value, or another kind of what is derived from it
+    version = None if tensor.is_inference() else tensor._version
+    what = what, version, torch.is_inference_mode_enabled()
     kept: dict[Hashable, tuple[Any, set]] | None = getattr(tensor, KEPT, None)
     if kept is None:
         kept = {}
         setattr(tensor, KEPT, kept)
     found, readers = kept.get(what, (None, {reader}))
     if reader in readers:
-        found, readers = make(), set()
+        found, readers = _apart(make(), tensor), set()
         kept[what] = found, readers
     readers.add(reader)
     return found
+
+
+def _apart(found: Found, tensor: Tensor) -> Found:
+    """Copies of views of a tensor: one that is kept with it would keep it alive for ever."""
+    if not isinstance(found, dict):
+        return found
+    bases = {id(tensor), id(tensor._base)} - {id(None)}
+    return {
+        name: x.clone() if isinstance(x, Tensor) and bases & {id(x), id(x._base)} else x
+        for name, x in found.items()
+    }  # type: ignore[return-value]
 
 
 def looks_causal(masks: Masks) -> bool:
