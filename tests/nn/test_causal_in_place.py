@@ -91,3 +91,38 @@ def test_what_is_not_a_number_is_left_to_the_steps():
 def test_gradients_are_left_to_the_steps():
     operator, (q, k, v) = CausalElastic(), tokens(9)
     assert operator.step_in_place(q.requires_grad_(), k, v, None, scale=None, key_mask=None) is None
+
+
+def after_eight_tokens():
+    operator = CausalElastic(block=4)
+    q, k, v = torch.randn(3, 2, 2, 9, 4, generator=torch.Generator().manual_seed(0)).unbind()
+    first = (x[..., :8, :] for x in (q, k, v))
+    _, state = operator.step_in_place(*first, None, scale=None, key_mask=None)
+    return operator, q, k, v, state
+
+
+@pytest.mark.parametrize("wrong", ["dtype", "batch", "length"])
+def test_a_state_of_other_tokens_is_not_read(wrong):
+    operator, q, k, v, state = after_eight_tokens()
+    last = q[..., 8:, :]
+    if wrong == "dtype":
+        last, k, v = last.double(), k.double(), v.double()
+    elif wrong == "batch":
+        last, k, v = (x.repeat(5, 1, 1, 1) for x in (last, k, v))
+    else:
+        k, v = k[..., :8, :].clone(), v[..., :8, :].clone()
+    assert operator.step_in_place(last, k, v, state, scale=None, key_mask=None) is None
+    assert state.length == 8
+
+
+def test_nan_in_values_of_padding_is_left_to_the_other_path():
+    operator, q, k, v, _ = after_eight_tokens()
+    real = torch.ones(2, 1, 9, dtype=torch.bool)
+    real[0, :, :3] = False
+    v[0, :, :3] = torch.nan
+    first = {"query_mask": real[..., :8], "key_mask": real[..., :8]}
+    _, state = operator.step(q[..., :8, :], k[..., :8, :], v[..., :8, :], **first)
+    row, _ = operator.step(q[..., 8:, :], k, v, state, query_mask=real[..., 8:], key_mask=real)
+    assert row.isfinite().all()
+    found = operator.step_in_place(q[..., 8:, :], k, v, state, scale=None, key_mask=real)
+    assert found is None

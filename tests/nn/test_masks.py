@@ -1,9 +1,13 @@
 """Masks of layers: very low numbers, other dtypes, and padding that is told for keys alone."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
 import bistoch
+from bistoch.nn.swap.masks import once_per_forward
 
 
 @pytest.mark.parametrize("operator", ["softmax", "elastic(lam=0.5)", "sinkhorn", "sliced"])
@@ -44,3 +48,20 @@ def test_the_future_stays_hidden_under_autocast(operator, low, dtype):
             lambda x: attention(x, mask=earlier),
         ):
             assert torch.equal(layer(x)[:, :4], layer(other)[:, :4])
+
+
+def test_what_is_kept_with_a_mask_keeps_it_not_alive():
+    mask = torch.ones(1, 1, 4, 6, dtype=torch.bool)
+    found = once_per_forward(mask, "layer", "half", lambda: {"mask": mask[..., :4]})
+    gone = weakref.ref(mask)
+    assert torch.equal(found["mask"], mask[..., :4])
+    del mask
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_changed_mask_is_derived_again_by_another_reader():
+    mask = torch.zeros(3)
+    assert once_per_forward(mask, "first model", "sum", lambda: mask.sum().item()) == 0
+    mask += 1
+    assert once_per_forward(mask, "second model", "sum", lambda: mask.sum().item()) == 3

@@ -105,7 +105,9 @@ class CausalElastic(LamModule):
         if state is None:
             return growing.begin(query, key[..., :n, :], value[..., :n, :], rule)
         if isinstance(state, CausalState):
-            if not bool(state.level.isfinite().all()):
+            # a value that padding hides is multiplied by zero, which does not hide a NaN
+            hidden = value[..., : state.length, :]
+            if not bool(state.level.isfinite().all()) or not bool(hidden.isfinite().all()):
                 return None
             state = GrowingState.of(state, key)
         row = growing.append(query, key, value, state, rule, key_mask)

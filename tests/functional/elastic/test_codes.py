@@ -155,3 +155,22 @@ def test_sixteen_thousand_tokens_against_float64():
     found = bistoch.elastic_attention(q, k, v, backend="cpu", **options)
     own = error([bistoch.elastic_attention(q, k, v, backend="streaming", **options)], [exact])
     assert error([found], [exact]) < 2 * own + 1e-6
+
+
+def test_potentials_moved_by_codes_are_not_continued_exactly(monkeypatch):
+    # documents of two tokens, some of them peaked: codes serve the first iterations only
+    n, found = 512, {}
+    torch.manual_seed(1992)
+    q, k, v = torch.randn(3, 1, 1, n, D).unbind()
+    flat, peaked = float(torch.rand(()) * 0.5 + 0.3), float(torch.rand(()) + 1.3)
+    document = torch.arange(n) // 2
+    size = torch.where(document < int(torch.randint(1, 4, ())), peaked, flat)[:, None]
+    mask = document[:, None] == document[None]
+    monkeypatch.setattr(cpu, "SMALL_HEAD", 0)
+    monkeypatch.setattr(cpu, "WORKSPACE_BYTES", 900 << 10)
+    for fewest in (4, 1 << 30):
+        monkeypatch.setattr(cpu, "FEWEST_CODED", fewest)
+        found[fewest] = bistoch.elastic_attention(
+            size * q, size * k, v, backend="cpu", iters=7, mask=mask
+        )
+    torch.testing.assert_close(found[4], found[1 << 30], atol=2e-6, rtol=0)

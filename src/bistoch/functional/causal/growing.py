@@ -140,7 +140,7 @@ def begin(
     level = query.new_empty(batch, heads)
     inputs = Inputs(grouped, keys, values, None, None, None, options.sharpness, options.lam)
     rows = forward_with_state(inputs, options.prior, options.block, columns, level)
-    position = torch.full((batch, heads), n)
+    position = torch.full((batch, heads), n, device="cpu")
     growing = GrowingState(columns, level, position, n, longest)
     return rows.view(batch, heads, n, -1), growing
 
@@ -153,9 +153,18 @@ def append(
     options: StepOptions,
     key_mask: Bool[Tensor, "#b 1 m"] | None,
 ) -> Float[Tensor, "b h 1 e"] | None:
-    """The row of one new token; the state is changed. None, and no change, if there is a NaN."""
+    """The row of one new token; the state is changed.
+
+    None, and no change, if there is a NaN, or if the state is not that of these tokens.
+    """
     batch, heads, _, d = query.shape
     kv, keys, e = key.shape[1], growing.length + 1, value.shape[-1]
+    # the kernels read addresses: whoever is asked instead converts the state, or says what is wrong
+    like = growing.columns.dtype == query.dtype
+    if not like or growing.columns.shape[1:-1] != (batch, heads):
+        return None
+    if min(key.shape[-2], value.shape[-2]) < keys:
+        return None
     new = slice(keys - 1, keys)
     # a NaN is not larger than anything
     added = _length(key[..., new, :])

@@ -15,18 +15,25 @@ _KEPT: list[Tensor] = []
 
 def borrow(count: int, dtype: torch.dtype) -> Tensor:
     """Room for so many numbers, to be given back."""
-    # taken out of the list, so that no other thread can have it
-    kept = _KEPT.pop() if _KEPT and _is_kept(count * dtype.itemsize) else None
-    if kept is not None and kept.numel() >= count * dtype.itemsize:
-        return kept[: count * dtype.itemsize].view(dtype)
-    return torch.empty(count, dtype=dtype)
+    size = count * dtype.itemsize
+    if _is_kept(size):
+        try:
+            # taken out of the list, so that no other thread can have it
+            kept = _KEPT.pop()
+        except IndexError:
+            pass
+        else:
+            if kept.numel() >= size:
+                return kept[:size].view(dtype)
+    # kernels read addresses of this machine, whatever the default device is
+    return torch.empty(count, dtype=dtype, device="cpu")
 
 
 def give_back(workspace: Tensor) -> None:
     """Keep a workspace for later, if it is neither small nor very large."""
     storage = workspace.untyped_storage()
     if _is_kept(storage.nbytes()):
-        _KEPT[:] = [torch.empty(0, dtype=torch.uint8).set_(storage)]
+        _KEPT[:] = [torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)]
 
 
 def release() -> None:

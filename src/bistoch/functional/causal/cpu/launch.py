@@ -157,8 +157,8 @@ def _run(
     workers, layout = _workers(batch), _layout_of(inputs, block, backward)
     named = arrays | {name: t for name, t in inputs._asdict().items() if t is not None}
     named["harmonic"] = _harmonic(n)
-    named["prior"] = torch.full((1,), prior, dtype=dtype)
-    named["workspace"] = torch.empty(workers * layout.workspace_stride, dtype=dtype)
+    named["prior"] = torch.full((1,), prior, dtype=dtype, device="cpu")
+    named["workspace"] = inputs.query.new_empty(workers * layout.workspace_stride)
     # kept by name until the kernels are done: contiguous copies must outlive their addresses
     tokens = {name: readable_rows(named.pop(name)) for name in ("query", "key", "value")}
     tables = {name: addresses(tensor, shape) for name, tensor in tokens.items()}
@@ -183,7 +183,7 @@ def _run(
 @lru_cache(maxsize=8)
 def _harmonic(n: int) -> Tensor:
     """The sums of 1/i over the first rows, for every number of them."""
-    rows = torch.arange(n + 1, dtype=torch.float64)
+    rows = torch.arange(n + 1, dtype=torch.float64, device="cpu")
     rows[1:] = 1 / rows[1:]
     return rows.cumsum(0)
 

@@ -130,7 +130,8 @@ def _run(
     workers = max(1, min(runtime.threads(), groups))
     # kept by name until the kernels are done: their addresses must stay valid
     named = arrays | {"places": plan.places}
-    named["workspace"] = torch.empty(workers * space * lanes_of(dtype), dtype=dtype)
+    room = workers * space * lanes_of(dtype)
+    named["workspace"] = torch.empty(room, dtype=dtype, device="cpu")
     counters = np.zeros(2, np.int64)
     fields = {f"{name}_at": tensor.data_ptr() for name, tensor in named.items()}
     fields |= {

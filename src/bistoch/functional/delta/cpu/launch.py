@@ -109,8 +109,8 @@ def _run(
     workers = max(1, min(runtime.threads(), problems * (1 if backward else tiles)))
     each = job.workspace_elements(width, tile, d, e, backward, size)
     named = arrays | kept._asdict()
-    named["workspace"] = torch.empty(workers * each, dtype=dtype)
-    named["sharpness"] = torch.full((1,), options.sharpness, dtype=dtype)
+    named["workspace"] = torch.empty(workers * each, dtype=dtype, device="cpu")
+    named["sharpness"] = torch.full((1,), options.sharpness, dtype=dtype, device="cpu")
     if inputs.bias is not None:
         named["bias"] = inputs.bias.detach()
     if inputs.length is not None:

@@ -279,7 +279,7 @@ def _run(
 
 
 def _may_code(balance: Balance, dtype: torch.dtype, features: int) -> bool:
-    """Whether iterations will come to rest, so that it does not matter how they got there.
+    """Whether iterations will converge, so that it does not matter how they got there.
 
     They must be plain ones of float32, and enough of them. Who wants potentials alone wants them
     as exact as they can be.
@@ -297,7 +297,7 @@ def _tokens(scores: Scores | GivenScores) -> Scores:
         query=given.new_empty(batch, n, 0),
         key=given.new_empty(batch, m, 0),
         mask=given,
-        mask_index=torch.arange(batch),
+        mask_index=torch.arange(batch, device="cpu"),
         query_mask=scores.query_mask,
         key_mask=scores.key_mask,
         sharpness=given.new_ones(batch),

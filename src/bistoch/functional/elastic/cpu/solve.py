@@ -89,13 +89,17 @@ def solve_head(job, index, space, worker, coding, like):
     given = job.omega_at != 0
     omega, least = vector(job.omega_at, job.batch, like)[index] if given else like(1), before
     coasting, stopped, middle, drift = False, False, like(0), like(0)
-    coded = False
+    coded, used = False, False
     for t in range(job.iters):
         if coasting:
             drift += omega * middle
             coast(job, space, omega * middle, like)
         elif not stopped:
             coded = coding and t > 0 and iterate_coded(job, index, space, worker, t, before, like)
+            if coding and used and not coded:
+                # potentials that codes have moved are not continued by exact passes
+                return False
+            used = used or coded
             coding = coding and (coded or t == 0)
             if not coded:
                 if not fresh:
@@ -162,7 +166,7 @@ def set_anchor(job, space, like):
 def iterate_coded(job, index, space, worker, t, before, like):
     """An iteration by the codes of K; False if they are of no use, and nothing else has changed.
 
-    That is so where potentials move far, or where iterations will not come to rest by the last.
+    That is so where potentials move far, or where iterations will not converge by the last.
     """
     no_inline()
     if not before < LARGEST_CHANGE:

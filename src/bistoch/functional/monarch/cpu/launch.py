@@ -122,7 +122,7 @@ def _run(
     named: dict[str, Any] = {name: t for name, t in inputs._asdict().items() if t is not None}
     # zeros, so that what lies behind the ends of rows is a number
     for name, count in {"workspace": sizes["workspace_stride"], **tiles}.items():
-        named[name] = torch.zeros(workers * count, dtype=dtype)
+        named[name] = torch.zeros(workers * count, dtype=dtype, device="cpu")
     # kept by name until the kernels are done: contiguous copies must outlive their addresses
     kept = {name: tensor.contiguous() for name, tensor in (named | arrays).items()}
     counters = np.zeros(2, np.int64)
