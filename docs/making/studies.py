@@ -80,6 +80,30 @@ def delta_time() -> None:
     put_table("huggingface.md", "decode", ("what", "time over the model's own"), rows)
 
 
+def delta_variants() -> None:
+    """Variants of delta attention that were left out, from their record."""
+    found = json.loads((RECORDS.parent / "delta-variants.json").read_text())
+    errors, heads, rows = found["errors"], [one["errors"] for one in found["heads"]], []
+    places = {"every 16th": "", "by the query": ", by query", "by the delta": ", by delta"}
+    for label, suffix in (places | {"the best in hindsight": ", hindsight"}).items():
+        many = ", every 16th" if suffix in ("", ", hindsight") else suffix
+        row = [label, f"{found['dense rows'][many]:.0f}"]
+        for method in ("recompute", "delta", "mass"):
+            closer = sum(one[method + suffix] < one[method] for one in heads)
+            beside = f" ({closer} of {len(heads)})" if suffix else ""
+            row.append(f"{errors[method + suffix]:.3f}{beside}")
+        rows.append([*row, "" if suffix else f"{errors['mass, same share']:.3f}"])
+    rows.insert(0, ["none: window alone", "0", f"{errors['window']:.3f}", "", "", ""])
+    names = ["dense rows", "how many", "recompute", "delta", "mass", "mass, same share"]
+    put_table("operators/delta.md", "delta_variants", names, rows)
+    balance, names = found["balance"], ["plan"]
+    for lam in balance:
+        names += [f"columns, lam = {lam}", "to causal_elastic", "to full attention"]
+    some = next(iter(balance.values()))
+    rows = [[x, *(f"{y:.3f}" for one in balance.values() for y in one[x])] for x in some]
+    put_table("operators/delta.md", "delta_balance", names, rows)
+
+
 def prototypes() -> None:
     """Self-labelling with several codes; from the record of the study."""
     results = read_record(RECORDS / "prototypes.json")
