@@ -138,7 +138,7 @@ def _columns(network: nn.Module) -> dict[str, Any]:
     sums, lams = [], []
     for mixing in found:
         # a learned matrix looks at no token, but counts them
-        tokens = torch.zeros(mixing.tokens, 1)
+        tokens = torch.zeros(mixing.tokens or 0, 1)
         sums.append(mixing.plan(tokens, tokens).sum(-2).tolist())
         lams.append(float(mixing.options()["lam"]))
     return {"columns": sums, "lam": lams} if found else {}
