@@ -36,15 +36,15 @@ class Meeting(list):
 
     def __init__(self, entries):
         super().__init__(entries)
-        self.barrier = threading.Barrier(2, timeout=30)
+        self.barrier = threading.Barrier(2)
 
     def __bool__(self):
         found = len(self) > 0
-        self.barrier.wait()
+        self.barrier.wait(timeout=30)
         return found
 
     def pop(self):
-        self.barrier.wait()
+        self.barrier.wait(timeout=30)
         return super().pop()
 
 

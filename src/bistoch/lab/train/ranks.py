@@ -169,7 +169,7 @@ def joined_ranks(
     try:
         if not was_joined:
             # imported here, before there is a group that its defaults would keep for ever
-            import torch.distributed.nn.functional  # noqa: F401
+            from torch.distributed.nn import functional as _  # noqa: F401
 
             backend = "cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo"
             distributed.init_process_group(backend, timeout=timedelta(seconds=timeout))
