@@ -37,12 +37,20 @@ def write(path, rows=120, head="Date,warm,wind", **changes):
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("series")
     data = write(folder / "mine.csv")
-    result = run("train", "--data", data, "--model", MODEL, "--operator", "mixing", "--epochs", 12,
-                 "--batch-size", 8, "--lr", 0.01, "--no-tensorboard",
-                 "--out", folder / "run")  # fmt: skip
+    result = run("train", "--data", data, "--model", MODEL, "--epochs", 12, "--batch-size", 8,
+                 "--lr", 0.01, "--no-tensorboard", "--out", folder / "run")  # fmt: skip
     assert result.exit_code == 0, result.output
     assert f"forecast: bistoch predict {folder / 'run'} {data}" in result.output
     return folder
+
+
+def test_a_forecaster_is_trained_with_the_published_mixer(trained):
+    assert restore_run(trained / "run").setup.operator == "mixing"
+    refused = run("train", "--data", trained / "mine.csv", "--model", MODEL, "--operator",
+                  "softmax", "--epochs", 12, "--batch-size", 8, "--lr", 0.01, "--no-tensorboard",
+                  "--out", trained / "run")  # fmt: skip
+    assert refused.exit_code == 2
+    assert "holds a run with operator = 'mixing', but now it is 'softmax'" in refused.stderr
 
 
 def test_a_forecast_goes_on_where_the_file_ends_in_its_units(trained, tmp_path):
