@@ -11,19 +11,11 @@ N, M, D, E = 1031, 1021, 8, 4
 
 
 @pytest.fixture
-def layouts(monkeypatch):
+def layouts(layouts, monkeypatch):
     """The layouts that were taken; there is room for the codes of K, and not for K."""
-    taken, form = [], cpu.job_form
-
-    def recorded(*arguments):
-        found = form(*arguments)
-        taken.append(found.layout)
-        return found
-
-    monkeypatch.setattr(cpu, "job_form", recorded)
     monkeypatch.setattr(cpu, "WORKSPACE_BYTES", 2 << 20)
     monkeypatch.setattr(cpu, "BLOCK_BYTES", 1)
-    return taken
+    return layouts
 
 
 def tokens(size):

@@ -28,6 +28,16 @@ class Rule(NamedTuple):
         """The pairs of the sparse rows."""
         return (keys <= rows) & ((keys > rows - self.window) | (keys < self.sink))
 
+    def near(
+        self, first: int, last: int, device: torch.device
+    ) -> tuple[Int[Tensor, "m"], Bool[Tensor, "r m"]]:
+        """The keys that neighbouring sparse rows see, and which of them sees which."""
+        start = max(0, first - self.window + 1)
+        sink = torch.arange(min(self.sink, start), device=device)
+        keys = torch.cat([sink, torch.arange(start, last, device=device)])
+        rows = torch.arange(first, last, device=device)[:, None]
+        return keys, self.sees(rows, keys)
+
     def correct(
         self, sparse: Float[Tensor, "*b n e"], dense: Float[Tensor, "*b g e"]
     ) -> Float[Tensor, "*b n e"]:
