@@ -55,7 +55,7 @@ def published(scores: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    """Train for some steps, and compare the codes with those of one process."""
+    """Join the other processes, train with them, and leave them."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=256, help="of all processes together")
@@ -66,6 +66,15 @@ def main() -> None:
     else:
         # without torchrun, one process alone
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        train(options)
+    finally:
+        # whatever holds the group is gone by now, so that its threads end here and not at exit
+        dist.destroy_process_group()
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train for some steps, and compare the codes with those of one process."""
     rank, size = dist.get_rank(), dist.get_world_size()
     pictures = torch.from_numpy(load("fashion-mnist-small").x_train).float() / 255
     network = DistributedDataParallel(Network(options.prototypes))
@@ -109,7 +118,6 @@ def main() -> None:
         print(
             f"scores a hundred times as large: ours finite {ours}, published steps finite {theirs}"
         )
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import bistoch.distributed as bd
 
 
 def main() -> None:
-    """Train a `lam` per head for a few steps, and check the result."""
+    """Join the other ranks, train with them, and leave them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--length", type=int, default=1021, help="tokens of the whole sequence")
     parser.add_argument("--keys", choices=["gather", "ring"], default="gather")
@@ -30,6 +30,14 @@ def main() -> None:
     if on_gpu:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpu else "gloo")
+    try:
+        train(options, device)
+    finally:
+        dist.destroy_process_group()
+
+
+def train(options: argparse.Namespace, device: torch.device) -> None:
+    """Train a `lam` per head for a few steps, and check the result."""
     rank, size = dist.get_rank(), dist.get_world_size()
 
     # shards need not be even
@@ -69,7 +77,6 @@ def main() -> None:
     dist.all_reduce(apart, op=dist.ReduceOp.MAX)
     if rank == 0:
         print(f"{size} ranks, {options.keys}: at most {apart:.1e} from one process")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

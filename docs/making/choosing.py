@@ -10,13 +10,17 @@ from bistoch.lab.reproduce.registration import success
 from bistoch.lab.study import Results
 
 BENCHMARKS = DOCS.parent / "benchmarks" / "xeon-2.80GHz-2-threads"
+LONG = DOCS.parent / "benchmarks" / "epyc-1-thread" / "long.json"
+# operators that had no kernels yet when the others were measured; long.json has their times
+NEWER = ("delta", "monarch", "elastic_monarch")
 LAMS = ("0", "0.5", "0.9", "1")
 
 
 def choosing() -> None:
-    """Both tables of the page."""
+    """The tables of the page."""
     put_table("choosing.md", "choosing_lam", *by_lam())
     put_table("choosing.md", "choosing_cost", *costs())
+    put_table("choosing.md", "choosing_long", *long_costs())
 
 
 def by_lam() -> tuple[list[str], list[list[str]]]:
@@ -80,7 +84,8 @@ def costs() -> tuple[list[str], list[list[str]]]:
     for name in ("elastic", "sinkhorn"):
         times[name] = ratios("bench")["elastic cpu"]
     times["causal_elastic"] = ratios("causal")["causal_elastic cpu"]
-    del times["sdpa"]
+    for name in ("sdpa", *NEWER):
+        del times[name]
     ranked = sorted(times.items(), key=lambda entry: entry[1].get("forward", 0))
     rows = [
         [f"[{name}](operators/{name}.md)", *(show(one.get(way)) for way in DIRECTIONS)]
@@ -90,6 +95,33 @@ def costs() -> tuple[list[str], list[list[str]]]:
 
 
 DIRECTIONS = ("forward", "forward+backward")
+
+
+def long_costs() -> tuple[list[str], list[list[str]]]:
+    """The time of what is meant for long sequences over softmax attention, by length."""
+    cells = json.loads(LONG.read_text(encoding="utf-8"))["cells"]
+    ratios = {
+        (cell["contender"], cell["shape"][2], cell["direction"]): cell["ratio"]
+        for cell in cells
+        if cell["status"] == "measured"
+    }
+    lengths = sorted({length for _, length, _ in ratios})
+    # the quickest at the longest first
+    names = sorted(
+        (name for name, length, way in ratios if (length, way) == (lengths[-1], "forward")),
+        key=lambda name: ratios[name, lengths[-1], "forward"],
+    )
+    rows = []
+    for name in names:
+        # a variant has its options behind its name, and no page of its own
+        link, _, options = name.partition(" ")
+        if (DOCS / "operators" / f"{link}.md").is_file():
+            shown = f"[{link}](operators/{link}.md)" + (f", `{options}`" if options else "")
+            found = [[ratios.get((name, n, way)) for way in DIRECTIONS] for n in lengths]
+            rows.append(
+                [shown, *(" / ".join(two(x) if x else "-" for x in pair) for pair in found)]
+            )
+    return ["operator", *(f"n = {n}" for n in lengths)], rows
 
 
 def show(ratio: float | None) -> str:

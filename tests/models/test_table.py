@@ -8,11 +8,21 @@ import torch
 
 import bistoch
 from bistoch.analysis import capture
-from bistoch.models import MODELS, PRESETS, build_model, operators
+from bistoch.models import MODELS, PRESETS, build_model, default_operator, operators
 
 # the smallest config of each model, and what it is given
 SMALL = {
     "vit": {"image": (6, 10), "patch": (3, 5), "classes": 3, "dim": 8, "heads": 2, "depth": 2},
+    "stochastic_vit": {
+        "image": (6, 10),
+        "patch": (3, 5),
+        "classes": 3,
+        "dim": 8,
+        "heads": 2,
+        "depth": 2,
+        "lam": 0.5,
+        "iters": 3,
+    },
     "set_transformer": {"classes": 3, "dim": 8, "heads": 2, "inducing": 5},
     "point_transformer": {"classes": 3, "dim": 8, "heads": 2, "depth": 2, "summary": 10},
     "text": {"vocabulary": 11, "classes": 3, "dim": 8, "heads": 2},
@@ -27,6 +37,7 @@ def example(name):
     ids = torch.randint(1, 11, (2, 7))
     return {
         "vit": (torch.randn(2, 6, 10), (2, 3)),
+        "stochastic_vit": (torch.randn(2, 6, 10), (2, 3)),
         "set_transformer": (torch.randn(2, 11, 3), (2, 3)),
         "point_transformer": (torch.randn(2, 11, 3), (2, 3)),
         "text": (ids, (2, 3)),
@@ -42,7 +53,9 @@ def name(request):
 
 
 def fitting(name):
-    """An operator that differs from softmax and serves the model."""
+    """An operator that differs from softmax and serves the model, if it takes one."""
+    if MODELS[name].operator is None:
+        return None
     return "entmax" if name == "lm" else "elastic(learn='head', lam=0.5, iters=3)"
 
 
@@ -58,6 +71,8 @@ def test_every_model_learns_every_parameter(name):
 
 
 def test_every_model_shows_its_plans_and_states(name):
+    if MODELS[name].operator is None:
+        pytest.skip("its attention is its own, and no operator")
     model = build_model(name, fitting(name), **SMALL[name]).eval()
     x, _ = example(name)
     with torch.no_grad():
@@ -92,6 +107,27 @@ def test_no_sample_feels_its_neighbours(name):
     together = model(x)
     alone = torch.cat([model(one[None]) for one in x])
     torch.testing.assert_close(together, alone, atol=1e-12, rtol=0)
+
+
+def test_a_model_is_built_with_the_operator_of_its_row(name):
+    operator = MODELS[name].operator
+    assert default_operator(f"{name}(dim=8)") == operator
+    found = [type(module) for module in operators(build_model(name, **SMALL[name])).values()]
+    if operator is None:
+        assert found == []
+        with pytest.raises(ValueError, match=r"takes no operator.*'sinkhorn'; leave it out.*lam="):
+            build_model(name, "sinkhorn", **SMALL[name])
+        return
+    asked = operators(build_model(name, operator, **SMALL[name])).values()
+    assert found == [type(module) for module in asked] != []
+
+
+def test_a_forecaster_mixes_as_published_unless_it_is_told():
+    for name in ("forecast", "forecast_etth1(dim=8, heads=2, extend=2)"):
+        model = build_model(name, channels=7)
+        assert {str(module) for module in operators(model).values()} == {"mixing(tokens=7)"}
+    with pytest.raises(ValueError, match="unknown name 'forcast'"):
+        default_operator("forcast")
 
 
 def test_rows_name_real_fields(name):
@@ -131,7 +167,7 @@ def test_the_eight_tokens_take_every_operator(operator):
 @pytest.mark.parametrize(
     ("text", "kind", "sentence"),
     [
-        ("vitt", ValueError, "model: unknown name 'vitt' in 'vitt'; known are vit, set_"),
+        ("vitt", ValueError, "model: unknown name 'vitt' in 'vitt'; known are vit, stochastic_"),
         ("vit(", ValueError, r"model: cannot read 'vit\(';.*vit\(depth=2, dim=128\)"),
         ("vit(deep=2)", TypeError, "vit: unknown option 'deep'; it takes image, classes"),
         ("text", TypeError, "text: vocabulary and classes must be given, since the data decide"),

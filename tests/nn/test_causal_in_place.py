@@ -101,18 +101,64 @@ def after_eight_tokens():
     return operator, q, k, v, state
 
 
-@pytest.mark.parametrize("wrong", ["dtype", "batch", "length"])
+def other_tokens(wrong, last, k, v):
+    """The tokens of a next step, some of which are not those that the state belongs to."""
+    some = {
+        "dtype": [x.double() for x in (last, k, v)],
+        "dtype of keys": [last, k.double(), v],
+        "dtype of values": [last, k, v.double()],
+        "batch": [x.repeat(5, 1, 1, 1) for x in (last, k, v)],
+        "smaller batch": [x[:1] for x in (last, k, v)],
+        "batch of keys": [last, k[:1].clone(), v],
+        "batch of values": [last, k, v[:1].clone()],
+        "heads": [last.repeat(1, 2, 1, 1), k, v],
+        "heads of keys": [last, k.repeat(1, 3, 1, 1), v.repeat(1, 3, 1, 1)],
+        "heads of values": [last, k, v[:, :1].clone()],
+        "features": [last, k[..., :3].clone(), v],
+        "length": [last, k[..., :8, :].clone(), v[..., :8, :].clone()],
+        "length of values": [last, k, v[..., :8, :].clone()],
+    }
+    return some[wrong]
+
+
+@pytest.mark.parametrize("wrong", [
+    "dtype", "dtype of keys", "dtype of values", "batch", "smaller batch", "batch of keys",
+    "batch of values", "heads", "heads of keys", "heads of values", "features", "length",
+    "length of values",
+])  # fmt: skip
 def test_a_state_of_other_tokens_is_not_read(wrong):
     operator, q, k, v, state = after_eight_tokens()
-    last = q[..., 8:, :]
-    if wrong == "dtype":
-        last, k, v = last.double(), k.double(), v.double()
-    elif wrong == "batch":
-        last, k, v = (x.repeat(5, 1, 1, 1) for x in (last, k, v))
-    else:
-        k, v = k[..., :8, :].clone(), v[..., :8, :].clone()
-    assert operator.step_in_place(last, k, v, state, scale=None, key_mask=None) is None
+    columns = state.columns.clone()
+    other = other_tokens(wrong, q[..., 8:, :], k, v)
+    assert operator.step_in_place(*other, state, scale=None, key_mask=None) is None
     assert state.length == 8
+    assert torch.equal(state.columns, columns)
+
+
+@pytest.mark.parametrize(("wrong", "sentence"), [
+    ("batch", r"state must have the leading axes of the tokens, \(10, 2\), but it has \(2, 2\); "
+              "choose its sequences with state.index_select as those of the cache"),
+    ("heads", r"state must have the leading axes of the tokens, \(2, 4\), but it has \(2, 2\); "),
+    ("length", "key and value must be the cache of all tokens, the 8 that the state has seen and "
+               "the 1 new ones, but there are 8; append the new keys and values to the cache"),
+    ("dtype of keys", "must have the dtype of query"),
+    ("features", "must have the same number of features"),
+])  # fmt: skip
+def test_the_step_that_is_asked_instead_says_what_is_wrong(wrong, sentence):
+    operator, q, k, v, state = after_eight_tokens()
+    last, k, v = other_tokens(wrong, q[..., 8:, :], k, v)
+    if wrong == "heads":
+        k, v = (x.repeat(1, 2, 1, 1) for x in (k, v))
+    with pytest.raises((ValueError, TypeError), match=f"^causal_elastic_step: .*{sentence}"):
+        operator.step(last, k, v, state.state)
+
+
+def test_the_step_that_is_asked_instead_converts_a_state_of_other_dtype():
+    operator, q, k, v, state = after_eight_tokens()
+    last, k, v = other_tokens("dtype", q[..., 8:, :], k, v)
+    row, after = operator.step(last, k, v, state.state)
+    assert row.dtype == after.bias.dtype == torch.float64
+    torch.testing.assert_close(row, operator(q.double(), k, v)[..., 8:, :], rtol=1e-5, atol=1e-6)
 
 
 def test_nan_in_values_of_padding_is_left_to_the_other_path():

@@ -52,7 +52,13 @@ def train(
     *,
     data: Data = "fashion-mnist-small",
     model: Model = None,
-    operator: Annotated[str, option("Such as 'elastic(lam=0.5)'.")] = "softmax",
+    operator: Annotated[
+        str | None,
+        option(
+            "Such as 'elastic(lam=0.5)'; stochastic_vit takes none.",
+            default="that of the model: mixing for forecast, else softmax",
+        ),
+    ] = None,
     seed: Annotated[int, option("Of weights, order of samples and dropout.")] = 0,
     lr: Annotated[float, option("Learning rate.", rich_help_panel=PANEL)] = 1e-3,
     length: Length = None,

@@ -13,6 +13,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+if dist.is_available():
+    # its functions have the group that exists when they are first read as a default, and keep it
+    # for ever: read later, by an optimizer for instance, they hold threads of gloo that a group
+    # which was destroyed should have ended, and a thread that ends with the interpreter may abort
+    from torch.distributed.nn import functional as _functional  # noqa: F401
+
 
 class RankError(RuntimeError):
     """Ranks that do not fit each other, or one that does not answer."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from bistoch.models.build import Model as Model
 from bistoch.models.build import Preset as Preset
-from bistoch.models.build import make_config
+from bistoch.models.build import find_row, make_config
 from bistoch.models.build import operators as operators
 from bistoch.models.dlinear import DLinear as DLinear
 from bistoch.models.dlinear import DLinearConfig as DLinearConfig
@@ -34,13 +34,17 @@ from bistoch.models.vit import ViTConfig as ViTConfig
 
 MODELS = MappingProxyType({
     "vit": Model(ViTConfig, ViT, ("images",), ("image", "channels", "classes")),
+    "stochastic_vit": Model(
+        StochasticViTConfig, StochasticViT, ("images",), ("image", "channels", "classes"),
+        operator=None,
+    ),
     "set_transformer": Model(SetConfig, SetTransformer, ("points",), ("coordinates", "classes")),
     "point_transformer": Model(
         PointConfig, PointTransformer, ("points",), ("coordinates", "classes")
     ),
     "text": Model(TextConfig, TextEncoder, ("text", "tokens"), ("vocabulary", "classes")),
     "lm": Model(LanguageConfig, LanguageModel, ("corpus",), ("vocabulary",)),
-    "forecast": Model(ForecastConfig, Forecaster, ("series",), ("channels",)),
+    "forecast": Model(ForecastConfig, Forecaster, ("series",), ("channels",), "mixing"),
     "itransformer": Model(ITransformerConfig, ITransformer, ("series",), ("channels",)),
 })  # fmt: skip
 
@@ -88,12 +92,14 @@ PRESETS = MappingProxyType({
 })  # fmt: skip
 
 
-def build_model(name: str, operator: str | nn.Module = "softmax", **config: Any) -> nn.Module:
+def build_model(name: str, operator: str | nn.Module | None = None, **config: Any) -> nn.Module:
     """Make a model of the table, or of a preset, with an operator.
 
     Args:
         name: "vit", or "vit(depth=2, dim=128)" with fields of its config as literals.
-        operator: text or module for `bistoch.nn.Attention`; every layer has its own.
+        operator: text or module for `bistoch.nn.Attention`; every layer has its own. By default
+            that of the row: "mixing" for "forecast", "softmax" for others. "stochastic_vit" takes
+            none.
         config: more fields of the config; they win over those in the text.
 
     >>> model = build_model("vit_stripes(depth=1)", operator="elastic(lam=0.5)")
@@ -101,4 +107,21 @@ def build_model(name: str, operator: str | nn.Module = "softmax", **config: Any)
     ((7, 1), 1, {'blocks.0.attention.operator': elastic(lam=0.5)})
     """
     row, made = make_config(name, MODELS, PRESETS, **config)
-    return row.model(made, operator)
+    if row.operator is not None:
+        return row.model(made, row.operator if operator is None else operator)
+    if operator is not None:
+        raise ValueError(
+            f"{name}: the model takes no operator, since its attention is its own, but operator is "
+            f"{operator!r}; leave it out, and choose the plan by options of the model, such as "
+            '"stochastic_vit(lam=0.5)"'
+        )
+    return row.model(made)
+
+
+def default_operator(name: str) -> str | None:
+    """The operator that a model is built with unless another is given; None if it takes none.
+
+    >>> default_operator("vit(depth=2)"), default_operator("forecast_etth1")
+    ('softmax', 'mixing')
+    """
+    return find_row(name, MODELS, PRESETS).operator

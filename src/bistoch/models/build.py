@@ -19,12 +19,15 @@ class Model:
 
     `config` is the class of its sizes, `model` is made from one of these and an operator. `data`
     are the kinds of data it takes, and `sizes` the fields of `config` that the data decide.
+    `operator` is the one it is built with unless another is given; None if it takes none, since its
+    attention is its own.
     """
 
     config: type[Any]
     model: type[nn.Module]
     data: tuple[Kind, ...]
     sizes: tuple[str, ...]
+    operator: str | None = "softmax"
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,15 @@ class Preset:
     source: str
 
 
+def find_row(text: str, models: Mapping[str, Model], presets: Mapping[str, Preset]) -> Model:
+    """The row of "name" or "name(option=value, ...)", a model or a preset."""
+    name, _ = read_call(text, "model", "vit(depth=2, dim=128)")
+    if name not in models and name not in presets:
+        known = ", ".join([*models, *presets])
+        raise ValueError(f"model: unknown name {name!r} in {text!r}; known are {known}")
+    return models[presets[name].model if name in presets else name]
+
+
 def make_config(
     text: str, models: Mapping[str, Model], presets: Mapping[str, Preset], **options: Any
 ) -> tuple[Model, Any]:
@@ -44,10 +56,7 @@ def make_config(
     Options in the text override those of the preset, and options given by name override both.
     """
     name, written = read_call(text, "model", "vit(depth=2, dim=128)")
-    if name not in models and name not in presets:
-        known = ", ".join([*models, *presets])
-        raise ValueError(f"model: unknown name {name!r} in {text!r}; known are {known}")
-    row = models[presets[name].model if name in presets else name]
+    row = find_row(text, models, presets)
     known_fields = {field.name: field for field in fields(row.config)}
     preset = presets[name].options if name in presets else {}
     wanted = {**preset, **written, **options}

@@ -96,7 +96,9 @@ class CausalElastic(LamModule):
         n = query.shape[-2]
         tensors = (query, key, value, key_mask, *(x for x in (lam, eps) if isinstance(x, Tensor)))
         able = options["backend"] in ("auto", "cpu") and query.dtype == working_dtype(query.dtype)
-        if not able or not growing.can_grow(*tensors) or key.shape[-3] == 0:
+        if not able or not growing.can_grow(*tensors):
+            return None
+        if not growing.belong_together(query, key, value):
             return None
         known = (key_mask is None and n > 0) if state is None else n == 1
         if not known:

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 import bistoch
+from bistoch.functional.elastic.cpu import launch as cpu
 
 
 def run(backend, tensors, dtype, **options):
@@ -15,6 +16,20 @@ def run(backend, tensors, dtype, **options):
         (result * weights).sum(), inputs, allow_unused=True, materialize_grads=True
     )
     return (result.detach(), *grads)
+
+
+@pytest.fixture
+def layouts(monkeypatch):
+    """The layouts that were taken, in order: of the forward, then of the backward."""
+    taken, form = [], cpu.job_form
+
+    def recorded(*arguments):
+        found = form(*arguments)
+        taken.append(found.layout)
+        return found
+
+    monkeypatch.setattr(cpu, "job_form", recorded)
+    return taken
 
 
 @pytest.fixture

@@ -31,20 +31,6 @@ def threads():
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def layouts(monkeypatch):
-    """The layouts that were taken, in order: of the forward, then of the backward."""
-    taken, form = [], cpu.job_form
-
-    def recorded(*arguments):
-        found = form(*arguments)
-        taken.append(found.layout)
-        return found
-
-    monkeypatch.setattr(cpu, "job_form", recorded)
-    return taken
-
-
 @pytest.fixture(params=LIMITS)
 def strategy(request, monkeypatch, threads):
     """Limits with which each strategy is the one to take at the sizes above."""

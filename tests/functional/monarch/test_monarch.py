@@ -253,16 +253,19 @@ def test_the_gradient_is_the_same_whether_steps_are_kept_or_computed_again(monke
 
 @pytest.mark.parametrize("name", ["monarch", "elastic_monarch"])
 def test_memory_is_far_below_a_matrix(name):
-    n = 4096
-    q, k, v = (torch.randn(n, 8, requires_grad=True) for _ in range(3))
+    n, d = 4096, 8
+    q, k, v = (torch.randn(n, d, requires_grad=True) for _ in range(3))
     real = torch.arange(n) < n - 100
     attention = bistoch.OPERATORS[name].attention
 
     def train():
         attention(q, k, v, query_mask=real, key_mask=real).sum().backward()
 
-    # a matrix of all pairs is 64 MiB, a factor of 64 x 64 x 64 is 1 MiB; vectors are 2.2 MiB
-    assert largest_allocation(train) <= 3 * MIB
+    # a matrix of all pairs is 64 MiB, a factor of 64 x 64 x 64 is 1 MiB. The largest piece is the
+    # workspace of the backward, which is linear in n: of each number of a token it has seven
+    # (tokens, values, results and their gradients), as many of the mean of a group or a block in
+    # its place, and 24 numbers of every key and query; 2.1 MiB here
+    assert largest_allocation(train) <= (14 * d + 25) * n * 4
     assert allocated_by(train)[1] < 20 * MIB
 
 

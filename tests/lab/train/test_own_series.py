@@ -4,6 +4,7 @@ import csv
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from bistoch.cli import app
@@ -36,12 +37,20 @@ def write(path, rows=120, head="Date,warm,wind", **changes):
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("series")
     data = write(folder / "mine.csv")
-    result = run("train", "--data", data, "--model", MODEL, "--operator", "mixing", "--epochs", 12,
-                 "--batch-size", 8, "--lr", 0.01, "--no-tensorboard",
-                 "--out", folder / "run")  # fmt: skip
+    result = run("train", "--data", data, "--model", MODEL, "--epochs", 12, "--batch-size", 8,
+                 "--lr", 0.01, "--no-tensorboard", "--out", folder / "run")  # fmt: skip
     assert result.exit_code == 0, result.output
     assert f"forecast: bistoch predict {folder / 'run'} {data}" in result.output
     return folder
+
+
+def test_a_forecaster_is_trained_with_the_published_mixer(trained):
+    assert restore_run(trained / "run").setup.operator == "mixing"
+    refused = run("train", "--data", trained / "mine.csv", "--model", MODEL, "--operator",
+                  "softmax", "--epochs", 12, "--batch-size", 8, "--lr", 0.01, "--no-tensorboard",
+                  "--out", trained / "run")  # fmt: skip
+    assert refused.exit_code == 2
+    assert "holds a run with operator = 'mixing', but now it is 'softmax'" in refused.stderr
 
 
 def test_a_forecast_goes_on_where_the_file_ends_in_its_units(trained, tmp_path):
@@ -110,3 +119,53 @@ def test_dates_go_on_as_they_were():
     assert str(next_dates(weekly, 2)[-1]) == "2024-02-12T00:00:00"
     one = np.array(["2024-01-01T05:00:00"], "datetime64[s]")
     assert str(next_dates(one, 1)[0]) == "2024-01-02T05:00:00"
+
+
+@pytest.mark.parametrize(
+    ("given", "following"),
+    [
+        # the last day of every month
+        (["2023-11-30", "2023-12-31", "2024-01-31"], ["2024-02-29", "2024-03-31", "2024-04-30"]),
+        (["2022-12-31", "2023-01-31"], ["2023-02-28", "2023-03-31", "2023-04-30"]),
+        (["2023-02-28", "2023-03-31"], ["2023-04-30", "2023-05-31", "2023-06-30"]),
+        # a day that some months do not have
+        (["2023-12-30", "2024-01-30"], ["2024-02-29", "2024-03-30", "2024-04-30"]),
+        (["2023-01-30", "2023-02-28", "2023-03-30"], ["2023-04-30", "2023-05-30", "2023-06-30"]),
+        # any other day, and quarters
+        (["2024-01-15", "2024-02-15", "2024-03-15"], ["2024-04-15", "2024-05-15", "2024-06-15"]),
+        (["2023-06-30", "2023-09-30", "2023-12-31"], ["2024-03-31", "2024-06-30", "2024-09-30"]),
+        # days that cross the end of a month
+        (["2024-01-30", "2024-01-31", "2024-02-01"], ["2024-02-02", "2024-02-03", "2024-02-04"]),
+        (["2024-01-31", "2024-02-01"], ["2024-02-02", "2024-02-03", "2024-02-04"]),
+    ],
+    ids=lambda dates: dates[-1],
+)
+@pytest.mark.parametrize("clock", ["", "T12:30:00"])
+def test_months_go_on_by_their_own_length(given, following, clock):
+    dates = np.array([day + clock for day in given], "datetime64[s]")
+    wanted = np.array([day + clock for day in following], "datetime64[s]")
+    assert next_dates(dates, 3).tolist() == wanted.tolist()
+
+
+def test_a_forecast_of_months_has_the_ends_of_months_in_its_table(trained, tmp_path):
+    months = np.datetime64("2022-12") + np.arange(14)
+    ends = (months + 1).astype("datetime64[D]") - np.timedelta64(1, "D")
+    assert str(ends[-1]) == "2024-01-31"
+    lines = [f"{end},{10 + place % 3},{100 - place}" for place, end in enumerate(ends)]
+    (tmp_path / "months.csv").write_text("\n".join(["date,warm,wind", *lines]))
+    result = run("predict", trained / "run", tmp_path / "months.csv")
+    assert result.exit_code == 0, result.output
+    dates = [line.split(",")[0] for line in result.stdout.splitlines()[1:]]
+    assert dates == ["2024-02-29", "2024-03-31", "2024-04-30", "2024-05-31"]
+
+
+def test_a_forecast_is_computed_on_the_device_that_was_asked_for(trained, monkeypatch):
+    words = ("predict", trained / "run", trained / "mine.csv")
+    usual, asked = run(*words), run(*words, "--device", "cpu")
+    assert asked.exit_code == 0, asked.output
+    assert asked.stdout == usual.stdout
+    # on the device meta nothing has a value: whoever computes there can read no number
+    monkeypatch.setattr("bistoch.lab.device.read_device", lambda *_: torch.device("meta"))
+    lost = run(*words, "--device", "cuda")
+    assert lost.exit_code != 0
+    assert "meta" in (lost.stderr + repr(lost.exception)).lower()

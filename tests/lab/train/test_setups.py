@@ -108,6 +108,21 @@ def test_train_eval_and_predict_pictures(pictures, tmp_path):
     assert "holds a run with seed = 0, but now it is 1" in refused.stderr
 
 
+def test_a_model_that_takes_no_operator_is_trained_with_its_own_options(pictures, tmp_path):
+    words = ["train", "--data", pictures, *SHORT, "--out", tmp_path / "run"]
+    model = "stochastic_vit(patch=(3, 5), depth=1, dim=8, heads=2, lam=0.5)"
+    refused = run(*words, "--model", model, "--operator", "sinkhorn")
+    assert refused.exit_code == 2
+    assert "takes no operator" in refused.stderr
+    assert not (tmp_path / "run").exists()
+    result = run(*words, "--model", model)
+    assert result.exit_code == 0, result.output
+    again = restore_run(tmp_path / "run")
+    assert again.setup.operator is None
+    assert again.model.config.lam == 0.5
+    assert run("eval", tmp_path / "run").exit_code == 0
+
+
 def test_train_eval_and_predict_texts(sentences, tmp_path):
     out = tmp_path / "run"
     result = run("train", "--data", sentences, "--model", "text(depth=1, dim=16, heads=2)",
@@ -263,7 +278,7 @@ def test_operators_of_one_seed_start_from_the_same_weights():
     [
         (("--data", "no/such/folder"), "no/such/folder does not exist"),
         (("--data", "fashion"), "did you mean fashion-mnist"),
-        (("--model", "vitt"), "unknown model 'vitt'; known are vit,"),
+        (("--model", "vitt"), "unknown name 'vitt' in 'vitt'; known are vit,"),
         (("--model", "set_transformer"), "takes points, but fashion-mnist-small is images"),
         (("--operator", "softmaxx"), "softmaxx"),
         (("--lr", "0"), "lr must be above 0"),

@@ -106,6 +106,19 @@ def can_grow(*tensors: Tensor | None) -> bool:
     return not wanted and not torch.jit.is_tracing() and is_plain(given)
 
 
+def belong_together(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether queries, keys and values are as alike as kernels that read addresses need it."""
+    (batch, heads, n, d), (size, shared, m, width) = query.shape, key.shape
+    return (
+        query.dtype == key.dtype == value.dtype
+        and value.shape[:-1] == key.shape[:-1]
+        and (size, width) == (batch, d)
+        and shared > 0
+        and heads % shared == 0
+        and n <= m
+    )
+
+
 def step_options(
     query: Float[Tensor, "b h n d"], scale: float | None, lam: Option, eps: Option, block: int,
     prior: float,
@@ -160,10 +173,8 @@ def append(
     batch, heads, _, d = query.shape
     kv, keys, e = key.shape[1], growing.length + 1, value.shape[-1]
     # the kernels read addresses: whoever is asked instead converts the state, or says what is wrong
-    like = growing.columns.dtype == query.dtype
-    if not like or growing.columns.shape[1:-1] != (batch, heads):
-        return None
-    if min(key.shape[-2], value.shape[-2]) < keys:
+    like = growing.columns.dtype == growing.level.dtype == query.dtype
+    if not like or growing.columns.shape[1:-1] != (batch, heads) or key.shape[-2] < keys:
         return None
     new = slice(keys - 1, keys)
     # a NaN is not larger than anything

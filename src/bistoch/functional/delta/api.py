@@ -1,6 +1,7 @@
 """Delta attention: sparse causal attention, put right by a few dense rows and what they change."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -16,9 +17,9 @@ from bistoch.functional.backends import (
     BackendUnavailableError,
     choose_backend,
 )
-from bistoch.functional.delta.inner import inner_operator, softmax_sharpness
+from bistoch.functional.delta.inner import inner_operator, safe_softmax, softmax_sharpness
 from bistoch.functional.delta.mass import plan_with_mass
-from bistoch.functional.delta.tokens import CORRECTIONS, Rule, pose_tokens
+from bistoch.functional.delta.tokens import CORRECTIONS, Rule, Tokens, pose_tokens
 from bistoch.functional.inputs import Mask
 
 _MODULES = {
@@ -90,13 +91,10 @@ def delta_attention(
     sharpness = softmax_sharpness(operator, inner, query.shape[-1])
     _check_mass(operator, correction, inner, sharpness)
     chosen = _choose(operator, backend, inner, correction, sharpness, query, batch)
-    # rows of the inner operator look at their scores themselves
-    own = chosen.name == "cpu" or correction == "mass"
     tokens, value = pose_tokens(
-        operator, batch, query, key, value, rule, mask, query_mask, key_mask,
-        sharpness if own else None,
-    )  # fmt: skip
-    attend = inner_operator(operator, inner, "attention")
+        operator, batch, query, key, value, rule, mask, query_mask, key_mask, sharpness
+    )
+    attend = _inner(operator, inner, "attention", tokens, sharpness)
     if n == 0:
         return query @ key.mT @ value.to(query.dtype)
     rule = rule._replace(tail=min(tail, n))
@@ -111,6 +109,15 @@ def _check_mass(operator: str, correction: str, inner: str, sharpness: float | N
             f"{operator}: correction='mass' compares sums of exponentials, which only softmax rows "
             f"have, but inner is {inner!r}; use inner='softmax' or correction='delta'"
         )
+
+
+def _inner(
+    operator: str, inner: str, part: str, tokens: Tokens, sharpness: float | None
+) -> Callable[..., Tensor]:
+    """The operator that makes the rows, or a slower one if scores may be too large."""
+    if sharpness is not None and tokens.may_overflow():
+        return safe_softmax(sharpness, part)
+    return inner_operator(operator, inner, part)
 
 
 def _choose(
@@ -173,10 +180,9 @@ def delta_plan(
     sharpness = softmax_sharpness(operator, inner, query.shape[-1])
     _check_mass(operator, correction, inner, sharpness)
     tokens, _ = pose_tokens(
-        operator, batch, query, key, None, rule, mask, query_mask, key_mask,
-        sharpness if correction == "mass" else None,
-    )  # fmt: skip
-    make = inner_operator(operator, inner, "plan")
+        operator, batch, query, key, None, rule, mask, query_mask, key_mask, sharpness
+    )
+    make = _inner(operator, inner, "plan", tokens, sharpness)
     n = query.shape[-2]
     rows, keys = torch.arange(n, device=query.device)[:, None], torch.arange(n, device=query.device)
     causal = tokens.bias_of(keys <= rows, slice(None))

@@ -11,6 +11,7 @@ from torch import Tensor
 from bistoch.functional import inputs
 from bistoch.functional._operator import check_options, parse_operator
 from bistoch.functional.backends import assume_constant_result
+from bistoch.functional.problem import row_softmax
 
 
 def inner_operator(operator: str, text: str, part: str) -> Callable[..., Tensor]:
@@ -21,6 +22,25 @@ def inner_operator(operator: str, text: str, part: str) -> Callable[..., Tensor]
     name, options = _read(operator, text)
     function = getattr(OPERATORS[name], part)
     return lambda *tokens, mask: function(*tokens, mask=mask, **dict(options))
+
+
+def safe_softmax(sharpness: float, part: str) -> Callable[..., Tensor]:
+    """As the inner softmax, for scores that are too large where the mask forbids them.
+
+    Fused kernels add minus infinity to them, which is no number if they are infinite.
+    """
+
+    def plan(query: Tensor, key: Tensor, *, mask: Tensor) -> Tensor:
+        scores = query @ key.mT * sharpness
+        allowed = mask
+        if mask.dtype != torch.bool:
+            allowed, scores = mask != -torch.inf, scores + mask
+        return row_softmax(scores.masked_fill(~allowed, -torch.inf))
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor) -> Tensor:
+        return plan(query, key, mask=mask) @ value
+
+    return plan if part == "plan" else attend
 
 
 def softmax_sharpness(operator: str, text: str, features: int) -> float | None:

@@ -82,19 +82,15 @@ def _soften(
 
 def _sparse_rows(tokens: Tokens, value: Tensor, rule: Rule, sharpness: float):
     """Rows over sink and window, and the log of their mass, in chunks."""
-    n, device = value.shape[-2], value.device
+    n = value.shape[-2]
     step = max(rule.window, CHUNK)
     numbers = math.prod(tokens.batch) * step * (rule.sink + rule.window + step)
 
     def chunk(query: Tensor, key: Tensor, value: Tensor, first: int, last: int):
-        start = max(0, first - rule.window + 1)
-        sink = torch.arange(min(rule.sink, start), device=device)
-        keys = torch.cat([sink, torch.arange(start, last, device=device)])
-        rows = torch.arange(first, last, device=device)[:, None]
+        keys, seen = rule.near(first, last, key.device)
         plan, log_sum = _soften(
-            tokens, query[..., first:last, :], key.index_select(-2, keys), rule.sees(rows, keys),
-            keys, sharpness,
-        )  # fmt: skip
+            tokens, query[..., first:last, :], key.index_select(-2, keys), seen, keys, sharpness
+        )
         return plan @ value.index_select(-2, keys), log_sum
 
     chunks = [

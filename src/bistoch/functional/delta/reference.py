@@ -45,16 +45,13 @@ def _sparse_rows(
     attend: Callable[..., Tensor], tokens: Tokens, value: Float[Tensor, "*#b n e"], rule: Rule
 ) -> Float[Tensor, "*#b n e"]:
     """Rows in chunks, each with the keys of its sink and of its windows only."""
-    n, device = value.shape[-2], value.device
+    n = value.shape[-2]
     step = max(rule.window, CHUNK)
     numbers = math.prod(tokens.batch) * step * (rule.sink + rule.window + step)
 
     def chunk(query: Tensor, key: Tensor, value: Tensor, first: int, last: int) -> Tensor:
-        start = max(0, first - rule.window + 1)
-        sink = torch.arange(min(rule.sink, start), device=device)
-        keys = torch.cat([sink, torch.arange(start, last, device=device)])
-        rows = torch.arange(first, last, device=device)[:, None]
-        mask = tokens.bias_of(rule.sees(rows, keys), keys)
+        keys, seen = rule.near(first, last, key.device)
+        mask = tokens.bias_of(seen, keys)
         key, value = key.index_select(-2, keys), value.index_select(-2, keys)
         return attend(query[..., first:last, :], key, value, mask=mask)
 

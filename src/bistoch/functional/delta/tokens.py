@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from bistoch.functional import inputs
 from bistoch.functional._masks import forbid_low
@@ -27,15 +28,26 @@ class Rule(NamedTuple):
         """The pairs of the sparse rows."""
         return (keys <= rows) & ((keys > rows - self.window) | (keys < self.sink))
 
+    def near(
+        self, first: int, last: int, device: torch.device
+    ) -> tuple[Int[Tensor, "m"], Bool[Tensor, "r m"]]:
+        """The keys that neighbouring sparse rows see, and which of them sees which."""
+        start = max(0, first - self.window + 1)
+        sink = torch.arange(min(self.sink, start), device=device)
+        keys = torch.cat([sink, torch.arange(start, last, device=device)])
+        rows = torch.arange(first, last, device=device)[:, None]
+        return keys, self.sees(rows, keys)
+
     def correct(
         self, sparse: Float[Tensor, "*b n e"], dense: Float[Tensor, "*b g e"]
     ) -> Float[Tensor, "*b n e"]:
         """Correct all rows by what every stride-th dense row changes, or only those rows."""
-        n = sparse.shape[-2]
-        change = (dense - sparse[..., :: self.stride, :]).repeat_interleave(self.stride, -2)
+        n, stride = sparse.shape[-2], self.stride
         if self.correction == "recompute":
-            is_dense = torch.arange(n, device=sparse.device) % self.stride == 0
-            return sparse + change[..., :n, :] * is_dense[:, None]
+            is_dense = torch.arange(n, device=sparse.device) % stride == 0
+            dense = dense.repeat_interleave(stride, -2)[..., :n, :]
+            return torch.where(is_dense[:, None], dense, sparse)
+        change = (dense - sparse[..., ::stride, :]).repeat_interleave(stride, -2)
         return sparse + change[..., :n, :]
 
 
@@ -53,6 +65,10 @@ class Tokens(NamedTuple):
     # rows that are to be NaN, in the order of the tokens
     broken: Bool[Tensor, "*#b n"] | None
     batch: torch.Size
+
+    def may_overflow(self) -> bool:
+        """Whether there is a row that is broken, or a score too large that no row uses."""
+        return self.broken is not None and _is_at_hand([self.query, self.key])
 
     def expand(self, x: Tensor) -> Tensor:
         """All leading axes, in full."""
@@ -97,7 +113,7 @@ def pose_tokens(
 ) -> tuple[Tokens, Any]:
     """The tokens, and the values in working precision, both sorted.
 
-    Where no sharpness is given, whether scores are too large is left to the inner operator.
+    Where no sharpness is given, rows are no softmax, and look at their scores by themselves.
     """
     reason = "query t and key t belong to the same moment"
     inputs.check_square(operator, query, key, reason)
@@ -148,10 +164,39 @@ def _with_overflow(tokens: Tokens, rule: Rule, sharpness: float) -> Tokens:
         lengths = [torch.linalg.vector_norm(x).item() for x in (query, key)]
         if lengths[0] * lengths[1] * factor <= limit:
             return tokens
-    largest = key.abs().cummax(-2).values if key.numel() else key
-    over = ~((query.abs() * largest).sum(-1) * factor <= limit)
+    if not key.numel():
+        return tokens
+    largest = key.abs().cummax(-2).values
+    # a dense row, and a row that estimates what one sees, meets all keys up to its own
+    dense = over = ~((query.abs() * largest).sum(-1) * factor <= limit)
+    if rule.correction != "mass":
+        seen = _sliding_max(key.abs(), rule.window)
+        if rule.sink:
+            seen = seen.maximum(largest[..., : rule.sink, :].amax(-2, keepdim=True))
+        # the sink has later keys than the first rows
+        seen = seen.minimum(largest)
+        over = ~((query.abs() * seen).sum(-1) * factor <= limit)
+    n, stride = key.shape[-2], rule.stride
     if rule.correction in ("delta", "mass"):
-        dense = over[..., :: rule.stride].repeat_interleave(rule.stride, -1)
-        over = over | dense[..., : over.shape[-1]]
+        over = over | dense[..., ::stride].repeat_interleave(stride, -1)[..., :n]
+    elif rule.correction == "recompute":
+        over = torch.where(torch.arange(n, device=key.device) % stride == 0, dense, over)
+    if rule.tail:
+        over = torch.where(tokens.after(tokens.first_of(rule.tail))[0], dense, over)
     over = tokens.unsort(over[..., None])[..., 0]
     return tokens._replace(broken=over if tokens.broken is None else tokens.broken | over)
+
+
+def _sliding_max(x: Float[Tensor, "*b n d"], window: int) -> Float[Tensor, "*b n d"]:
+    """The largest of the last `window` rows, in time linear in n: from two ends of blocks.
+
+    >>> _sliding_max(torch.tensor([3.0, 1.0, 2.0, 0.0, 5.0])[:, None], 2).squeeze()
+    tensor([3., 3., 2., 2., 5.])
+    """
+    n = x.shape[-2]
+    window = min(window, n)
+    # nothing is below zero, which is what stands before the first row and behind the last
+    blocks = pad(x, (0, 0, window - 1, -(n + window - 1) % window)).unflatten(-2, (-1, window))
+    forth = blocks.cummax(-2).values.flatten(-3, -2)
+    back = blocks.flip(-2).cummax(-2).values.flip(-2).flatten(-3, -2)
+    return back[..., :n, :].maximum(forth[..., window - 1 : window - 1 + n, :])

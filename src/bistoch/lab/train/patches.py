@@ -6,6 +6,7 @@ from typing import Any
 
 from bistoch.functional import read_call
 from bistoch.models import MODELS, PRESETS
+from bistoch.models.build import find_row
 
 # tokens that patches aim at; fewer or more than the others only if there is no other way
 TOKENS, FEWEST, MOST = 64, 8, 256
@@ -35,7 +36,7 @@ def chosen_patch(model: str, sizes: Mapping[str, Any]) -> dict[str, tuple[int, i
     """
     name, written = read_call(model, "model", "vit(depth=2, dim=128)")
     preset = PRESETS.get(name)
-    row = MODELS[preset.model if preset else name]
+    row = find_row(model, MODELS, PRESETS)
     is_said = "patch" in written or (preset is not None and "patch" in preset.options)
     takes = hasattr(row.config, "patch")
     return {"patch": patch_for(sizes["image"])} if takes and not is_said else {}

@@ -92,7 +92,7 @@ def choose_columns(path: Path, found: Columns, wanted: Sequence[str]) -> Columns
 
 
 def next_dates(dates: np.ndarray, count: int) -> np.ndarray:
-    """The dates that follow: at the usual distance of the last ones, or month by month.
+    """The dates that follow: at the usual distance of the given ones, or month by month.
 
     >>> days = np.array(["2020-02-27", "2020-02-28"], "datetime64[s]")
     >>> next_dates(days, 2).astype("datetime64[D]").astype(str).tolist()
@@ -107,14 +107,8 @@ def next_dates(dates: np.ndarray, count: int) -> np.ndarray:
     if len(dates) < 2:
         # nothing says how far apart they are
         return dates[-1] + DAY * np.arange(1, count + 1)
-    # first days of months, or last ones, which are the days before
-    for days in (0 * DAY, DAY):
-        months = (dates + days).astype("datetime64[M]")
-        steps = np.diff(months).astype(int)
-        is_first = dates + days == months.astype(dates.dtype)
-        if is_first.all() and len(set(steps.tolist())) == 1 and steps[0] > 0:
-            following = months[-1] + steps[0] * np.arange(1, count + 1)
-            return following.astype(dates.dtype) - days
+    if (months := _next_months(dates, count)) is not None:
+        return months
     step = np.median(np.diff(dates).astype(np.int64)).astype("timedelta64[s]")
     if step == np.timedelta64(0):
         raise DataError(
@@ -122,6 +116,29 @@ def next_dates(dates: np.ndarray, count: int) -> np.ndarray:
             "give one row per date"
         )
     return dates[-1] + step * np.arange(1, count + 1)
+
+
+def _next_months(dates: np.ndarray, count: int) -> np.ndarray | None:
+    """The dates that follow if there is one in a month, or in every so many of them, else None.
+
+    It is the same day and time of all, or the last day of a month that does not have it.
+    """
+    days, months = dates.astype("datetime64[D]"), dates.astype("datetime64[M]")
+    steps, clock = np.diff(months).astype(int), dates - days
+    places, last = days - _first_day(months), _first_day(months + 1) - DAY - _first_day(months)
+    # the 31st, if all are the last of their month
+    place = 30 * DAY if (places == last).all() else places.max()
+    is_even = steps[0] > 0 and (steps == steps[0]).all() and (clock == clock[0]).all()
+    if not is_even or (places != np.minimum(place, last)).any():
+        return None
+    months = months[-1] + steps[0] * np.arange(1, count + 1)
+    last = _first_day(months + 1) - DAY
+    following = np.minimum(_first_day(months) + place, last)
+    return following.astype(dates.dtype) + clock[0]
+
+
+def _first_day(months: np.ndarray) -> np.ndarray:
+    return months.astype("datetime64[D]")
 
 
 def draw_forecast(found: SeriesForecast) -> bytes:

@@ -168,6 +168,9 @@ def joined_ranks(
         torch.cuda.set_device(own)
     try:
         if not was_joined:
+            # imported here, before there is a group that its defaults would keep for ever
+            from torch.distributed.nn import functional as _  # noqa: F401
+
             backend = "cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo"
             distributed.init_process_group(backend, timeout=timedelta(seconds=timeout))
         yield Ranks(distributed.get_rank(), distributed.get_world_size(), own, parallel)

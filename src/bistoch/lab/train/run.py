@@ -36,7 +36,7 @@ from bistoch.lab.train.seeds import preserved_random_state, seed_all
 from bistoch.lab.train.sequences import Forecast, NextCharacter
 from bistoch.lab.train.task import Task
 from bistoch.lab.train.tasks import check_model, open_task
-from bistoch.models import Forecaster, build_model
+from bistoch.models import Forecaster, build_model, default_operator
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,24 @@ class Setup:
     Args:
         data: a name of `bistoch data list`, or a path.
         model: a name of `bistoch.models.MODELS` or `PRESETS`, with options: "vit(depth=2)".
-        operator: text for `bistoch.nn.Attention`.
+        operator: text for `bistoch.nn.Attention`; by default, or if it is None, that of the model.
         recipe: how to train.
         seed: of initial weights, order of the samples and dropout.
+
+    >>> Setup("ETTh1", "forecast").operator, Setup("shapes", "set_transformer").operator
+    ('mixing', 'softmax')
     """
 
     data: str
     model: str
-    operator: str = "softmax"
+    operator: str | None = None
     recipe: Recipe = Recipe()  # noqa: RUF009 (it is frozen)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.operator is None:
+            # written out, so that a run that is kept says what it was trained with
+            object.__setattr__(self, "operator", default_operator(self.model))
 
 
 class Restored(NamedTuple):

@@ -8,7 +8,7 @@ from bistoch.lab.train.classification import Classification
 from bistoch.lab.train.sequences import WINDOW, Forecast, NextCharacter
 from bistoch.lab.train.task import Task
 from bistoch.models import MODELS, PRESETS
-from bistoch.models.build import make_config
+from bistoch.models.build import find_row, make_config
 
 # the model for each kind of data where none is named
 DEFAULT_MODELS = {
@@ -80,16 +80,12 @@ def check_model(model: str, kind: str, name: str) -> tuple[str, ...]:
     >>> check_model("set_transformer(depth=1)", "points", "shapes")
     ('coordinates', 'classes')
     """
-    word = model.split("(")[0].strip()
-    if word not in MODELS and word not in PRESETS:
-        known = ", ".join([*MODELS, *PRESETS])
-        raise ValueError(f"train: unknown model {word!r}; known are {known}")
-    row = MODELS[PRESETS[word].model if word in PRESETS else word]
+    row = find_row(model, MODELS, PRESETS)
     if kind not in row.data:
         fitting = " or ".join(name for name, other in MODELS.items() if kind in other.data)
         raise ValueError(
-            f"train: the model {word} takes {' or '.join(row.data)}, but {name} is {kind}; use "
-            f"{fitting}, for example"
+            f"train: the model {model.split('(')[0]} takes {' or '.join(row.data)}, but {name} is "
+            f"{kind}; use {fitting}, for example"
         )
     return row.sizes
 

@@ -26,6 +26,7 @@ from bistoch.functional.causal.cpu.update import level_of, open_keys, receive, w
 from bistoch.functional.elastic.cpu.head import BIAS as FLOAT_MASK
 from bistoch.functional.elastic.cpu.head import NO_MASK, of_head, whole
 from bistoch.functional.kernels.array import row_at, start_of, vector
+from bistoch.functional.kernels.job import own_space
 from bistoch.functional.kernels.runtime import (
     PLAIN,
     TRANSPOSED,
@@ -41,8 +42,7 @@ from bistoch.functional.kernels.runtime import (
 def attend(pointer):
     """Take heads until none is left, and attend with each."""
     like, job = kind_of(pointer), open_job(pointer)
-    worker = take_next(job.next_worker)
-    space = job.workspace_at + worker * job.workspace_stride * size_of(like)
+    space = own_space(job, like)
     index = take_next(job.next_head)
     while index < job.batch:
         attend_head(job, index, space, like)

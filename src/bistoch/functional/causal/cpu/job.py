@@ -5,11 +5,10 @@ a strip, as long as the keys that its last row sees; everything else is a vector
 """
 
 import numpy as np
-from numba import from_dtype, types
-from numba.extending import intrinsic
 
 from bistoch.functional.elastic.cpu.head import NO_MASK, padded, whole
 from bistoch.functional.kernels.array import vector
+from bistoch.functional.kernels.job import reader
 from bistoch.functional.kernels.runtime import address_of, jit, size_of
 from bistoch.functional.kernels.vector import lanes_of
 
@@ -27,7 +26,7 @@ FIELDS = (
     "lam_grad_at", "mask_grad_at", "mask_grad_size", "workspace_at",
     "state_at", "state_step", "state_row", "level_at",
 )  # fmt: skip
-JOB = from_dtype(np.dtype([(name, np.int64) for name in FIELDS]))
+_job_at = reader(FIELDS)
 
 # vectors over keys in the workspace of a head; behind them two vectors over the rows of a tile
 BIAS, RECEIVED, WANTED, SUM, BEFORE, BIAS_GRAD, RECEIVED_GRAD, SUM_GRAD = range(8)
@@ -84,14 +83,6 @@ def workspace_elements(
     strips = 2 if backward else 1
     replayed = span * columns * stride if backward and span > 1 else 0
     return strips * tile * stride + KEY_VECTORS * stride + 2 * padded(tile, size) + replayed
-
-
-@intrinsic
-def _job_at(typing, address):
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], context.get_value_type(JOB))
-
-    return JOB(types.int64), generate
 
 
 @jit

@@ -4,13 +4,12 @@ Query heads that share keys are computed together, so that a cache is read once 
 """
 
 import numpy as np
-from numba import from_dtype, types
-from numba.extending import intrinsic
 
 from bistoch.functional.causal.cpu.job import whole_lanes
 from bistoch.functional.causal.cpu.rows import close_row, soften
 from bistoch.functional.causal.cpu.update import level_of, receive, weigh
 from bistoch.functional.kernels.array import start_of, vector
+from bistoch.functional.kernels.job import own_space, reader
 from bistoch.functional.kernels.runtime import (
     PLAIN,
     TRANSPOSED,
@@ -32,22 +31,13 @@ STEP_FIELDS = (
     "sharpness_at", "lam_at", "prior_at", "state_at", "state_step", "state_row",
     "level_at", "position_at", "output_at", "workspace_at", "workspace_stride", "stride",
 )  # fmt: skip
-STEP = from_dtype(np.dtype([(name, np.int64) for name in STEP_FIELDS]))
-
-
-@intrinsic
-def _step_at(typing, address):
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], context.get_value_type(STEP))
-
-    return STEP(types.int64), generate
+_step_at = reader(STEP_FIELDS)
 
 
 def advance(pointer):
     """Take groups of heads until none is left, and give each its next row."""
     like, job = kind_of(pointer), _step_at(address_of(pointer))
-    worker = take_next(job.next_worker)
-    space = job.workspace_at + worker * job.workspace_stride * size_of(like)
+    space = own_space(job, like)
     group = take_next(job.next_group)
     while group < job.groups:
         advance_group(job, group, space, like)

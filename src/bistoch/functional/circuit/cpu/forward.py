@@ -9,10 +9,10 @@ from bistoch.functional.circuit.cpu.job import (
     couples_first,
     next_group,
     open_job,
-    own_space,
     wide,
 )
 from bistoch.functional.elastic.cpu.head import whole
+from bistoch.functional.kernels.job import own_space
 from bistoch.functional.kernels.runtime import jit, kind_of, no_inline
 from bistoch.functional.kernels.vector import (
     add_vectors,

@@ -4,10 +4,7 @@ A group is as many circuits as a vector has floats. Every number of a circuit is
 gates too, and no operation crosses lanes, whichever qubits a gate acts on.
 """
 
-import numpy as np
-from numba import from_dtype, types
-from numba.extending import intrinsic
-
+from bistoch.functional.kernels.job import reader
 from bistoch.functional.kernels.runtime import address_of, jit, size_of, take_next
 from bistoch.functional.kernels.vector import lanes_of
 
@@ -20,7 +17,7 @@ FIELDS = (
     "cos_at", "sin_at", "states_at", "plan_at", "plan_grad_at", "angle_grad_at",
     "workspace_at", "workspace_stride",
 )  # fmt: skip
-JOB = from_dtype(np.dtype([(name, np.int64) for name in FIELDS]))
+_job_at = reader(FIELDS)
 
 # how a block is made of a turn of both qubits and a coupling, in the order of time
 TURN_FIRST, TURN_TWICE = range(2)
@@ -31,24 +28,10 @@ FIRST, SECOND, XX, YY = range(4)
 COLUMNS = 4
 
 
-@intrinsic
-def _job_at(typing, address):
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], context.get_value_type(JOB))
-
-    return JOB(types.int64), generate
-
-
 @jit
 def open_job(pointer):
     """The numbers of a job by name."""
     return _job_at(address_of(pointer))
-
-
-@jit
-def own_space(job, like):
-    """The workspace of a worker that comes to a job."""
-    return job.workspace_at + take_next(job.next_worker) * job.workspace_stride * size_of(like)
 
 
 @jit

@@ -25,6 +25,7 @@ from bistoch.functional.delta.cpu.rows import (
     whole_lanes,
 )
 from bistoch.functional.kernels.array import vector
+from bistoch.functional.kernels.job import own_space
 from bistoch.functional.kernels.runtime import (
     PLAIN,
     TRANSPOSED,
@@ -40,8 +41,7 @@ from bistoch.functional.kernels.runtime import (
 def attend_backward(pointer):
     """Take heads until none is left: tiles of one head add to the gradients of the same keys."""
     like, job = kind_of(pointer), open_job(pointer)
-    worker = take_next(job.next_worker)
-    space = job.workspace_at + worker * job.workspace_stride * size_of(like)
+    space = own_space(job, like)
     index = take_next(job.next_item)
     while index < job.batch:
         for number in range(job.tiles):

@@ -20,6 +20,7 @@ from bistoch.functional.delta.cpu.job import (
 )
 from bistoch.functional.delta.cpu.rows import clear, fill, soften, times, whole_lanes
 from bistoch.functional.kernels.array import vector
+from bistoch.functional.kernels.job import own_space
 from bistoch.functional.kernels.runtime import (
     PLAIN,
     TRANSPOSED,
@@ -36,8 +37,7 @@ from bistoch.functional.kernels.runtime import (
 def attend(pointer):
     """Take tiles of heads until none is left, and attend with each; the longest come first."""
     like, job = kind_of(pointer), open_job(pointer)
-    worker = take_next(job.next_worker)
-    space = job.workspace_at + worker * job.workspace_stride * size_of(like)
+    space = own_space(job, like)
     item = take_next(job.next_item)
     while item < job.batch * job.tiles:
         attend_tile(job, item % job.batch, job.tiles - 1 - item // job.batch, space, like)

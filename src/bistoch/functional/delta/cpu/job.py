@@ -5,10 +5,9 @@ tile depends on no other, so that workers take them in any order, the longest fi
 """
 
 import numpy as np
-from numba import from_dtype, types
-from numba.extending import intrinsic
 
 from bistoch.functional.kernels.array import vector
+from bistoch.functional.kernels.job import reader
 from bistoch.functional.kernels.runtime import address_of, jit, size_of
 from bistoch.functional.kernels.vector import BYTES
 
@@ -23,7 +22,7 @@ FIELDS = (
     "tail_at", "tail_shift_at", "tail_factor_at",
     "output_grad_at", "query_grad_at", "key_grad_at", "value_grad_at", "bias_grad_at",
 )  # fmt: skip
-JOB = from_dtype(np.dtype([(name, np.int64) for name in FIELDS]))
+_job_at = reader(FIELDS)
 
 NONE, RECOMPUTE, DELTA = range(3)
 CORRECTIONS = ("none", "recompute", "delta")
@@ -61,14 +60,6 @@ def workspace_elements(width: int, tile: int, d: int, e: int, backward: bool, si
     strips = 2 if backward else 1
     grads = (tile + DENSE) * e if backward else 0
     return strips * rows * width + 2 * width + 4 * padded(rows, size) + rows * e + grads + e
-
-
-@intrinsic
-def _job_at(typing, address):
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], context.get_value_type(JOB))
-
-    return JOB(types.int64), generate
 
 
 @jit

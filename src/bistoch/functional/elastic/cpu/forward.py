@@ -8,7 +8,6 @@ is absorbed and K is built again, so that the result equals the log-domain refer
 
 import numpy as np
 
-from bistoch.functional.elastic.cpu.codes import encode_rows
 from bistoch.functional.elastic.cpu.head import (
     FACTOR,
     PARTIAL,
@@ -30,6 +29,7 @@ from bistoch.functional.elastic.cpu.head import (
     rows_of_slot,
     weigh_rows,
 )
+from bistoch.functional.elastic.cpu.quantised import encode_rows
 from bistoch.functional.elastic.cpu.rows import add_columns, dot_rows, flush
 from bistoch.functional.kernels.array import part, row_at, start_of, vector
 from bistoch.functional.kernels.runtime import (

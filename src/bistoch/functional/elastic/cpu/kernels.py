@@ -6,11 +6,11 @@ import torch
 from numba import types
 
 from bistoch.functional.elastic.cpu.backward import prepare, scatter, step
-from bistoch.functional.elastic.cpu.codes import iterate_codes
 from bistoch.functional.elastic.cpu.differentiate import differentiate
 from bistoch.functional.elastic.cpu.forward import build, finish, iterate
 from bistoch.functional.elastic.cpu.lanes_backward import differentiate_plans
 from bistoch.functional.elastic.cpu.lanes_forward import make_plans
+from bistoch.functional.elastic.cpu.quantised import iterate_codes
 from bistoch.functional.elastic.cpu.small import solve_small
 from bistoch.functional.elastic.cpu.solve import solve
 from bistoch.functional.kernels.runtime import body

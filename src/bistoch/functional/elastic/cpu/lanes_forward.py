@@ -45,7 +45,6 @@ from bistoch.functional.elastic.cpu.lanes_job import (
     open_job,
     over_keys,
     over_queries,
-    own_space,
     pairs,
     report_unsafe,
     row_factors,
@@ -56,6 +55,7 @@ from bistoch.functional.elastic.cpu.lanes_job import (
 )
 from bistoch.functional.elastic.cpu.lanes_pace import choose_steps, forget_steps
 from bistoch.functional.kernels.array import start_of, vector
+from bistoch.functional.kernels.job import own_space
 from bistoch.functional.kernels.runtime import (
     exponential,
     jit,

@@ -4,13 +4,13 @@ A group is LANES matrices; every loop ends in a loop over its lanes, so that a m
 3 x 5 as well, fills the vectors.
 """
 
-import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import from_dtype, types
+from numba import types
 from numba.extending import intrinsic
 
 from bistoch.functional.elastic.cpu.head import whole
 from bistoch.functional.kernels.array import matrix, start_of, vector
+from bistoch.functional.kernels.job import reader
 from bistoch.functional.kernels.nonfinite import is_broken
 from bistoch.functional.kernels.runtime import (
     address_of,
@@ -34,7 +34,7 @@ FIELDS = (
 # the real numbers of a job: the tolerance, and relative changes that are no more than rounding
 TOL, STILL = range(2)
 REALS = 2
-JOB = from_dtype(np.dtype([(name, np.int64) for name in FIELDS]))
+_job_at = reader(FIELDS)
 
 # what a group has: matrices, vectors over keys, vectors over queries, and one number of each lane
 KERNEL, PLAN, GRAD, RESCALE = range(4)
@@ -68,24 +68,10 @@ def group_elements(n: int, m: int, iters: int, backward: bool) -> int:
     return LANES * (rows + kept * (n + 2 * m + 1) + m)
 
 
-@intrinsic
-def _job_at(typing, address):
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], context.get_value_type(JOB))
-
-    return JOB(types.int64), generate
-
-
 @jit
 def open_job(pointer):
     """The numbers of a job by name."""
     return _job_at(address_of(pointer))
-
-
-@jit
-def own_space(job, like):
-    """The workspace of a worker that comes to a job."""
-    return job.workspace_at + take_next(job.next_worker) * job.workspace_stride * size_of(like)
 
 
 @jit

@@ -2,13 +2,6 @@
 
 import numpy as np
 
-from bistoch.functional.elastic.cpu.codes import (
-    anchor_factors,
-    anchor_totals,
-    lost_a_column,
-    lost_a_row,
-    set_changes,
-)
 from bistoch.functional.elastic.cpu.forward import (
     row_potential,
 )
@@ -37,6 +30,13 @@ from bistoch.functional.elastic.cpu.head import (
     spare_rows,
     whole,
     write_scores,
+)
+from bistoch.functional.elastic.cpu.quantised import (
+    anchor_factors,
+    anchor_totals,
+    lost_a_column,
+    lost_a_row,
+    set_changes,
 )
 from bistoch.functional.kernels.array import matrix, part, vector
 from bistoch.functional.kernels.runtime import (

@@ -8,6 +8,7 @@ go through these once.
 import numpy as np
 
 from bistoch.functional.kernels.array import vector
+from bistoch.functional.kernels.job import own_space
 from bistoch.functional.kernels.runtime import (
     PLAIN,
     TRANSPOSED,
@@ -59,8 +60,7 @@ from bistoch.functional.monarch.cpu.rows import (
 def attend_backward(pointer):
     """Take heads until none is left, and differentiate each."""
     like, job = kind_of(pointer), open_job(pointer)
-    worker = take_next(job.next_worker)
-    space = job.workspace_at + worker * job.workspace_stride * size_of(like)
+    space = own_space(job, like)
     index = take_next(job.next_head)
     while index < job.batch:
         differentiate_head(job, index, space, like)

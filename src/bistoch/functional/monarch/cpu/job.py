@@ -6,12 +6,9 @@ have strides of whole vectors. Without balance there is one tile of each kind, m
 needed; iterations of the columns keep them all.
 """
 
-import numpy as np
-from numba import from_dtype, types
-from numba.extending import intrinsic
-
 from bistoch.functional.elastic.cpu.head import padded
 from bistoch.functional.kernels.array import vector
+from bistoch.functional.kernels.job import reader
 from bistoch.functional.kernels.runtime import address_of, jit, matmul, size_of
 
 # areas of the workspace of a head, in numbers; those behind BACKWARD only for the backward
@@ -43,7 +40,7 @@ FIELDS = (
     *(f"{name}_at" for name in TILES),
     *(f"{name}_size" for name in TILES),
 )  # fmt: skip
-JOB = from_dtype(np.dtype([(name, np.int64) for name in FIELDS]))
+_job_at = reader(FIELDS)
 
 
 def strides(groups: int, members: int, blocks: int, width: int, d: int, e: int, size: int):
@@ -110,14 +107,6 @@ def tile_numbers(sizes: dict[str, int], backward: bool) -> dict[str, int]:
     return {"base": base, "tilt": tilt} | (
         {"d_base": base, "d_tilt": tilt} if backward and stored else {}
     )
-
-
-@intrinsic
-def _job_at(typing, address):
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], context.get_value_type(JOB))
-
-    return JOB(types.int64), generate
 
 
 @jit

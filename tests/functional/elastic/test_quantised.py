@@ -5,26 +5,17 @@ import torch
 
 import bistoch
 from bistoch.functional.elastic.cpu import launch as cpu
-from bistoch.functional.kernels import workspace
 
 # flat scores over many keys, as long sequences have them; rows fill neither groups nor vectors
 N, M, D, E = 1031, 1021, 8, 4
 
 
 @pytest.fixture
-def layouts(monkeypatch):
+def layouts(layouts, monkeypatch):
     """The layouts that were taken; there is room for the codes of K, and not for K."""
-    taken, form = [], cpu.job_form
-
-    def recorded(*arguments):
-        found = form(*arguments)
-        taken.append(found.layout)
-        return found
-
-    monkeypatch.setattr(cpu, "job_form", recorded)
     monkeypatch.setattr(cpu, "WORKSPACE_BYTES", 2 << 20)
     monkeypatch.setattr(cpu, "BLOCK_BYTES", 1)
-    return taken
+    return layouts
 
 
 def tokens(size):
@@ -126,22 +117,6 @@ def test_only_plain_steps_of_float32_use_codes(layouts):
     bistoch.elastic_attention(*(x.double() for x in inputs))
     bistoch.elastic_potentials(*inputs[:2])
     assert [layout.coded_rows for layout in layouts] == [0] * 4
-
-
-def test_a_workspace_is_kept_and_can_be_released():
-    workspace.release()
-    room = workspace.borrow(workspace.SHORTEST, torch.float32)
-    at = room.data_ptr()
-    workspace.give_back(room)
-    # one who has it keeps others out
-    again, other = (workspace.borrow(workspace.SHORTEST // 4, torch.float64) for _ in range(2))
-    assert again.data_ptr() == at != other.data_ptr()
-    assert again.numel() == workspace.SHORTEST // 4
-    workspace.give_back(again)
-    workspace.give_back(workspace.borrow(1000, torch.float32))
-    assert sum(kept.numel() for kept in workspace._KEPT) == 4 * workspace.SHORTEST
-    workspace.release()
-    assert not workspace._KEPT
 
 
 @pytest.mark.slow
