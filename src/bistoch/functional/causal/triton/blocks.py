@@ -25,9 +25,9 @@ TABLE = {
     ("attend", True): (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2), Blocks(32, 32, 8, 2)),
     ("replay", True): (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
     ("vectors", True): (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
-    ("queries", True): (Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1)),
+    ("queries", True): (Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 16, 8, 1)),
     ("keys", True): (Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
-    ("bias", True): (Blocks(64, 32, 4, 2), Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
+    ("bias", True): (Blocks(64, 32, 4, 2), Blocks(16, 16, 4, 1), Blocks(32, 32, 4, 1)),
     ("step", True): (Blocks(16, 64, 4, 2), Blocks(16, 64, 4, 2), Blocks(16, 32, 4, 2)),
     ("attend", False): (Blocks(64, 32, 8, 1), Blocks(32, 32, 8, 1), Blocks(16, 16, 4, 1)),
     ("replay", False): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
@@ -35,7 +35,7 @@ TABLE = {
     ("queries", False): (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
     ("keys", False): (Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
     ("bias", False): (Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
-    ("step", False): (Blocks(16, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
+    ("step", False): (Blocks(16, 32, 4, 2), Blocks(16, 32, 8, 1), Blocks(16, 16, 4, 2)),
 }
 # where AMD differs
 HIP_TABLE = {
