@@ -6,6 +6,7 @@ import torch
 import bistoch
 from bistoch.functional.causal.triton import blocks
 from bistoch.functional.kernels.gpu import record_launches
+from bistoch.functional.kernels.tuning import VARIABLE, use_blocks
 
 HEADS, D, E = 2, 5, 3
 slow = pytest.mark.slow
@@ -242,6 +243,25 @@ def test_launches():
     assert count(512, mask=torch.zeros(512, 512, requires_grad=True)) == (1, 1 + 4)
     # four spans of 16 blocks
     assert count(4096) == (1, 1 + 4 * 4)
+
+
+def test_blocks_can_be_chosen(monkeypatch):
+    """By the environment, and by a program, for every kernel that has some."""
+    leaves = [torch.randn(1, 70, 4, requires_grad=True) for _ in range(3)]
+    bias = torch.zeros(70, 70, requires_grad=True)
+
+    def sizes():
+        with record_launches(run=False) as launches:
+            result = bistoch.causal_elastic_attention(*leaves, mask=bias, backend="triton")
+            result.sum().backward()
+        return [x.arguments["BLOCK_X"] for x in launches if "BLOCK_X" in x.arguments]
+
+    assert sizes() == [64, 32, 32, 32, 32]
+    names = ("attend", "vectors", "queries", "keys", "bias")
+    monkeypatch.setenv(VARIABLE, ",".join(f"causal_{name}=16x32x2x1" for name in names))
+    assert sizes() == [16] * 5
+    with use_blocks({"causal_keys": (128, 16, 4, 1)}):
+        assert sizes() == [16, 16, 16, 128, 16]
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (2, 0)])

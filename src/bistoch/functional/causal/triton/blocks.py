@@ -6,6 +6,7 @@ import torch
 
 from bistoch.functional.elastic.triton.blocks import Blocks
 from bistoch.functional.kernels.gpu import width
+from bistoch.functional.kernels.tuning import chosen_blocks
 
 # entries of a vector over keys that are worked on at a time
 VECTOR = 1024
@@ -47,7 +48,13 @@ HIP_TABLE = {
 
 
 def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
-    """The blocks of a kernel for tokens and values of a width, and for the dtype of tokens."""
+    """The blocks of a kernel for tokens and values of a width, and for the dtype of tokens.
+
+    Those that a user chose, else those of the table.
+    """
+    chosen = chosen_blocks(f"causal_{kernel}")
+    if chosen is not None:
+        return Blocks(*chosen)
     widest = max(arguments["WIDTH"], width(arguments.get("VALUES", 0)))
     row = kernel, arguments["query"].dtype.itemsize == 2
     table = HIP_TABLE if IS_HIP and row in HIP_TABLE else TABLE
