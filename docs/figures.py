@@ -21,7 +21,7 @@ from making.converted import converted
 from making.explorer import explorer_page
 from making.flows import flow_clusters, flow_limits, flow_mixture, flow_orders
 from making.gallery import trained_head
-from making.gpu import gpu_compiled, gpu_expected
+from making.gpu import gpu_causal_expected, gpu_compiled, gpu_expected
 from making.lab import lab_fashion, lab_fashion_long, lab_points, lab_scores, lab_text
 from making.layouts import layouts
 from making.pace import pace, pace_gradient
@@ -62,6 +62,7 @@ def main() -> None:
         search_gain, retrieval, hubs, prototypes, router, registration, sorting, jigsaw,
         cooccurrence, olinear, qdsformer, explorer_page, converted, choosing, trained_head, layouts,
         monarch_conversion, sinkformer, stochastic_vit, gpu_compiled, gpu_expected,
+        gpu_causal_expected,
     ):  # fmt: skip
         measure()
         print(f"done: {measure.__name__}")

@@ -12,7 +12,7 @@ import torch
 
 import bistoch
 from bistoch.functional.kernels.gpu import record_launches
-from bistoch.lab.gpu import cost
+from bistoch.lab.gpu import cost, table
 
 pytest.importorskip("triton")
 
@@ -51,16 +51,56 @@ def test_kernels_compile_without_spills_for_nvidia_and_amd():
         assert one["occupancy"] > 0
 
 
+TREE = Path(__file__).parents[3]
+RECORD = TREE / "benchmarks" / "gpu" / "compile-table.json"
+
+
 def test_in_the_record_nothing_spills():
-    """The table of the page: every kernel for every GPU."""
-    path = Path(__file__).parents[3] / "benchmarks" / "gpu" / "compile-table.json"
+    """The tables of the page: every kernel for every GPU."""
     targets = defaultdict(set)
-    for row in json.loads(path.read_text()):
+    for row in json.loads(RECORD.read_text()):
         assert row["fits"], row
         assert row["spills"] == 0, row
         targets[row["kernel"], row["tokens"]].add(row["target"])
-    assert len(targets) > 90
+    assert len(targets) > 160
     assert all(found == {"sm_80", "sm_90", "sm_100", "gfx942"} for found in targets.values())
+    # the most that a thread holds: the forward of causal balance, at every width and precision
+    widths = {tokens for kernel, tokens in targets if kernel == "attend_kernel"}
+    assert widths == {f"causal, {name}, d = {d}" for name in ("bf16", "fp32") for d in table.WIDTHS}
+
+
+def test_the_page_shows_all_of_the_record():
+    text = (TREE / "docs" / "gpu.md").read_text()
+    for name in ("gpu_compiled", "gpu_causal_compiled"):
+        lines = text.split(f"<!-- measured: {name} -->")[1].split("<!-- end -->")[0].split("\n")
+        cells = [cell.strip() for line in lines[4:] if line for cell in line.strip("|").split("|")]
+        assert all(cells)
+        assert not any("spilled" in cell for cell in cells)
+
+
+FINGERPRINTS = """
+import json
+from bistoch.lab.gpu import compiled, table
+targets = tuple(compiled.DEVICES)
+found = [
+    compiled.fingerprint(launch, target)
+    for _, launches in table._by_target(targets)
+    for target, launch in launches.items()
+]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_the_record_is_of_these_kernels():
+    """What was compiled, with what tiles, is what would be launched; nothing is compiled here."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", FINGERPRINTS], check=True, capture_output=True, text=True,
+        env=environment, timeout=280,
+    )  # fmt: skip
+    known = {row["key"] for row in json.loads(RECORD.read_text())}
+    assert known == set(json.loads(done.stdout)), "run bistoch bench --compile-table again"
 
 
 @pytest.mark.slow

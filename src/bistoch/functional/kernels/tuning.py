@@ -13,7 +13,10 @@ from bistoch.functional.inputs.blocks import read_blocks
 
 VARIABLE = "BISTOCH_TRITON_BLOCKS"
 # families of kernels that have blocks, by what they compute
-FAMILIES = ("steps", "output", "values", "vectors", "tokens", "bias")
+FAMILIES = (
+    "steps", "output", "values", "vectors", "tokens", "bias", "causal_attend", "causal_replay",
+    "causal_vectors", "causal_queries", "causal_keys", "causal_bias", "causal_step",
+)  # fmt: skip
 
 # tokens that a program owns, tokens of a step of its walk, warps, pipeline stages
 Sizes = tuple[int, int, int, int]

@@ -13,7 +13,7 @@ from bistoch.functional import backends
 from bistoch.functional.causal.triton import blocks
 from bistoch.functional.kernels.gpu import Launch, record_launches
 from bistoch.lab.gpu.compiled import DEVICES, distinct
-from bistoch.lab.gpu.cost import GPUS, Gpu, Work, flash, flash_backward
+from bistoch.lab.gpu.cost import GPUS, Gpu, Work, flash, flash_backward, row_dots
 
 MODULE = "bistoch.functional.causal.triton.backend"
 WIDTHS = (64, 128, 256)
@@ -81,7 +81,8 @@ def forward(heads: int, n: int, d: int, block: int = 64, *, half: bool = True) -
 
 def backward(heads: int, n: int, d: int, block: int = 64, *, half: bool = True) -> Work:
     """For every span the vectors, queries, and keys; and its accounts, if they were not kept."""
-    return _vectors(heads, n, d, block, half) + _tokens(heads, n, d, block, half)
+    vectors, tokens = (part(heads, n, d, block, half) for part in (_vectors, _tokens))
+    return row_dots(heads, n, d) + vectors + tokens
 
 
 def _vectors(heads: int, n: int, d: int, block: int, half: bool) -> Work:
@@ -154,7 +155,7 @@ def ratio(
     )
     first = forward(heads, n, d).seconds(few, overlap)
     second = _vectors(heads, n, d, 64, True).seconds(few, overlap)
-    second += _tokens(heads, n, d, 64, True).seconds(gpu, overlap)
+    second += (row_dots(heads, n, d) + _tokens(heads, n, d, 64, True)).seconds(gpu, overlap)
     their_first, their_second = (work.seconds(gpu, overlap) for work in theirs)
     return first / their_first, (first + second) / (their_first + their_second)
 

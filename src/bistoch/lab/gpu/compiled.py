@@ -62,7 +62,10 @@ def compile_launch(launch: Launch, target: str) -> Compiled:
     kernel, given = launch.kernel, dict(launch.arguments)
     options = {name: given.pop(name) for name in ("num_warps", "num_stages") if name in given}
     if "PRECISION" in given:
-        given["PRECISION"] = products(_dtype(given["DOT"]), device.backend == "hip")
+        # makers differ; what was recorded here tells how many bits tokens have
+        is_half = given["PRECISION"] == products(torch.float16, hip=False)
+        tokens = torch.float16 if is_half else torch.float32
+        given["PRECISION"] = products(tokens, device.backend == "hip")
     signature, constants, attributes = {}, {}, {}
     for place, parameter in enumerate(kernel.params):
         value = given[parameter.name]
@@ -128,14 +131,6 @@ def _specialised(launch: Launch) -> str:
     options = ("num_warps", "num_stages")
     parts += [f"{name}={launch.arguments[name]}" for name in options if name in launch.arguments]
     return " ".join(parts)
-
-
-def _dtype(kind: Any) -> torch.dtype:
-    """The dtype of torch that a type of Triton stands for."""
-    names = {
-        "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64,
-    }  # fmt: skip
-    return names[str(kind)]
 
 
 def _kind(value: Any, is_constexpr: bool) -> str:

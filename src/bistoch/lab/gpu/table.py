@@ -51,7 +51,8 @@ def run_compile_table(out: Path, console: Console, targets: tuple[str, ...] = ()
     path = out / "compile-table.json"
     known = _read(path)
     shown = Table("kernel", "tokens", *(f"{name} ({x.name})" for name, x in DEVICES.items()))
-    rows, bad = {}, []
+    rows: Rows = {}
+    bad: list[str] = []
     for title, launches in _by_target(targets or tuple(DEVICES)):
         found = []
         for target, launch in launches.items():
@@ -60,7 +61,8 @@ def run_compile_table(out: Path, console: Console, targets: tuple[str, ...] = ()
             if key not in known:
                 console.print(f"compiled {one.kernel} of {title} for {target}", style="dim")
             found.append(one)
-            rows[key] = {"tokens": title, **one._asdict(), "fits": one.fits, "key": key}
+            # widths may share a kernel: it stands at the first of them
+            rows.setdefault(key, {"tokens": title, **one._asdict(), "fits": one.fits, "key": key})
             # an interrupted run forgets nothing
             write_whole(path, _json(rows | {k: x for k, x in known.items() if k not in rows}))
         bad += [f"{one.kernel} of {title} on {one.target}" for one in found if not one.fits]

@@ -198,6 +198,19 @@ def test_on_a_device(n, block, dtype, masked):
 
 @pytest.mark.gpu
 @on_a_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_device_a_row_that_sees_one_key_has_no_gradient(dtype):
+    """Features of a pair are added up in the same order in tiles of every shape."""
+    q, k, v = (torch.randn(4, 300, 64, device="cuda").to(dtype).requires_grad_() for _ in range(3))
+    mask = torch.eye(300, dtype=torch.bool, device="cuda")
+    found = bistoch.causal_elastic_attention(1000 * q, 1000 * k, v, mask=mask, backend="triton")
+    query_grad, key_grad = torch.autograd.grad((found * torch.randn_like(found)).sum(), (q, k))
+    assert not query_grad.any()
+    assert not key_grad.any()
+
+
+@pytest.mark.gpu
+@on_a_device
 def test_steps_on_a_device_are_one_call():
     q, k, v = torch.randn(3, 2, 4, 700, 64, device="cuda").unbind()
     wanted = bistoch.causal_elastic_attention(q, k, v, backend="triton")

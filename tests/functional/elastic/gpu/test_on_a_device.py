@@ -82,6 +82,22 @@ def test_every_bias(name):
 
 @pytest.mark.gpu
 @NEEDED
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", SIZES)
+def test_a_row_that_sees_one_key_has_no_gradient_however_large_tokens_are(form, dtype):
+    """Features of a pair are added up in the same order in tiles of every shape."""
+    tensors = drawn(form)
+    q, k, v = (x.to(HERE, dtype).requires_grad_() for x in tensors.values())
+    mask = torch.arange(q.shape[1])[:, None] % k.shape[1] == torch.arange(k.shape[1])
+    options = {"mask": mask.to(HERE), "iters": 2, "backend": "triton"}
+    found = bistoch.elastic_attention(1000 * q, 1000 * k, v, **options)
+    query_grad, key_grad = torch.autograd.grad((found * torch.randn_like(found)).sum(), (q, k))
+    assert not query_grad.any()
+    assert not key_grad.any()
+
+
+@pytest.mark.gpu
+@NEEDED
 @pytest.mark.parametrize("form", SIZES)
 def test_results_are_the_same_in_every_run(form):
     tokens = [x.to(HERE, torch.bfloat16) for x in drawn(form).values()]

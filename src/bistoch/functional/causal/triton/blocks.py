@@ -6,6 +6,7 @@ import torch
 
 from bistoch.functional.elastic.triton.blocks import Blocks
 from bistoch.functional.kernels.gpu import width
+from bistoch.functional.kernels.tuning import chosen_blocks
 
 # entries of a vector over keys that are worked on at a time
 VECTOR = 1024
@@ -19,15 +20,15 @@ KEPT = 32
 IS_HIP = torch.version.hip is not None
 
 # by kernel and whether tokens are of half precision, for widths up to 64, 128 and 256: tiles that
-# spill no register (docs/gpu.md says for which GPUs that was checked). A program that owns a head
-# is alone on its multiprocessor if heads are few, so it has eight warps there
+# spill no register with a bias (docs/gpu.md says for which GPUs, and where one does without it). A
+# program that owns a head is alone on its multiprocessor if heads are few, so it has eight warps
 TABLE = {
     ("attend", True): (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2), Blocks(32, 32, 8, 2)),
-    ("replay", True): (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
+    ("replay", True): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
     ("vectors", True): (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
-    ("queries", True): (Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1)),
+    ("queries", True): (Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 16, 8, 1)),
     ("keys", True): (Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
-    ("bias", True): (Blocks(64, 32, 4, 2), Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
+    ("bias", True): (Blocks(64, 32, 4, 2), Blocks(16, 16, 4, 1), Blocks(32, 32, 4, 1)),
     ("step", True): (Blocks(16, 64, 4, 2), Blocks(16, 64, 4, 2), Blocks(16, 32, 4, 2)),
     ("attend", False): (Blocks(64, 32, 8, 1), Blocks(32, 32, 8, 1), Blocks(16, 16, 4, 1)),
     ("replay", False): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
@@ -35,7 +36,7 @@ TABLE = {
     ("queries", False): (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
     ("keys", False): (Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
     ("bias", False): (Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
-    ("step", False): (Blocks(16, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
+    ("step", False): (Blocks(16, 32, 4, 2), Blocks(16, 32, 8, 1), Blocks(16, 16, 4, 2)),
 }
 # where AMD differs
 HIP_TABLE = {
@@ -47,7 +48,13 @@ HIP_TABLE = {
 
 
 def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
-    """The blocks of a kernel for tokens and values of a width, and for the dtype of tokens."""
+    """The blocks of a kernel for tokens and values of a width, and for the dtype of tokens.
+
+    Those that a user chose, else those of the table.
+    """
+    chosen = chosen_blocks(f"causal_{kernel}")
+    if chosen is not None:
+        return Blocks(*chosen)
     widest = max(arguments["WIDTH"], width(arguments.get("VALUES", 0)))
     row = kernel, arguments["query"].dtype.itemsize == 2
     table = HIP_TABLE if IS_HIP and row in HIP_TABLE else TABLE

@@ -1,7 +1,7 @@
 """The exact gradient of causal balance by the kernels of this folder, span by span.
 
-A span is three launches, four if its accounts have to be made again, and one more for a float mask.
-Of up to 32 blocks there is one span.
+One launch for all rows; then a span is three, four if its accounts have to be made again, and one
+more for a float mask. Of up to 32 blocks there is one span.
 """
 
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from bistoch.functional.causal.triton.operator import Gradients, Inputs, Kept
 from bistoch.functional.causal.triton.replay import replay_kernel
 from bistoch.functional.causal.triton.tokens import key_grad_kernel, query_grad_kernel
 from bistoch.functional.causal.triton.vectors import vectors_kernel
+from bistoch.functional.elastic.triton.dots import row_dots
 from bistoch.functional.kernels.gpu import chunk, launch, width
 
 
@@ -72,18 +73,18 @@ class _Replay(NamedTuple):
         size, n, features = inputs.value.shape
         work, layout = inputs.sharpness, layout_of(n, block)
         spanned = layout.every > 1
-        arriving = output_grad.contiguous()
         accounts = work.new_empty(size, layout.span + 1, 2, n) if spanned else kept.history
         sums_grad = work.new_empty(size, layout.span, n)
         common = pairs_of(inputs, prior, block).arguments() | {
-            "value": inputs.value.contiguous(), "output_grad": arriving, "VALUES": features,
-            "VALUE_WIDTH": width(features), "VALUE_CHUNK": chunk(features, work.dtype),
-            "levels": kept.levels, "levels_each": layout.blocks, "shift": kept.shift,
-            "factor": kept.factor, "accounts": accounts, "accounts_each": accounts.stride(0),
+            "value": inputs.value.contiguous(), "output_grad": output_grad.contiguous(),
+            "VALUES": features, "VALUE_WIDTH": width(features),
+            "VALUE_CHUNK": chunk(features, work.dtype), "levels": kept.levels,
+            "levels_each": layout.blocks, "shift": kept.shift, "factor": kept.factor,
+            "accounts": accounts, "accounts_each": accounts.stride(0),
             "sums_grad": sums_grad, "sums_each": sums_grad.stride(0),
         }  # fmt: skip
         return cls(
-            common, kept, (arriving * output).sum(-1).contiguous(), accounts, sums_grad,
+            common, kept, row_dots(output, common), accounts, sums_grad,
             work.new_zeros(3, size, n), work.new_empty(size, n), spanned,
         )  # fmt: skip
 

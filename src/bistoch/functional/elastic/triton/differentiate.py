@@ -1,6 +1,6 @@
 """The exact gradient of the iterations that ran, by the kernels of this folder (docs/gradient.md).
 
-Two launches for each iteration, or one in the fused form, and three to six for all the rest;
+Two launches for each iteration, or one in the fused form, and four to seven for all the rest;
 nothing waits for the host.
 """
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bistoch.functional.elastic.operator import Gradients, History, Upstream
 from bistoch.functional.elastic.triton.blocks import blocks_of, strip_of
+from bistoch.functional.elastic.triton.dots import row_dots
 from bistoch.functional.elastic.triton.fused import go_back_fused
 from bistoch.functional.elastic.triton.launch import pairs_of
 from bistoch.functional.elastic.triton.tokens import (
@@ -54,8 +55,7 @@ class _Replay(NamedTuple):
     history: History
     upstream: Upstream
     common: dict[str, Any]
-    value: Tensor
-    output_grad: Tensor
+    values: dict[str, Any]  # the arguments of kernels that multiply with values
     delta: Tensor  # (B, n): what the softmax of a row takes off
     columns: Tensor  # (B, T + 1, m): column potentials before every iteration, and the last
 
@@ -68,29 +68,22 @@ class _Replay(NamedTuple):
         history: History,
         upstream: Upstream,
     ) -> "_Replay":
-        arriving = upstream.output.contiguous()
-        delta = (arriving * solution.output).sum(-1)
-        if upstream.row is not None:
-            delta = delta + upstream.row
-        columns = history.peak[:, history.omega.shape[1] :]
+        features = value.shape[2]
+        values = {
+            "value": value.contiguous(), "output_grad": upstream.output.contiguous(),
+            "VALUES": features, "VALUE_WIDTH": width(features),
+            "VALUE_CHUNK": chunk(features, value.dtype),
+        }  # fmt: skip
         common = pairs_of(problem.scores).arguments()
-        return cls(
-            problem, solution, history, upstream, common, value.contiguous(), arriving,
-            delta.contiguous(), columns,
-        )  # fmt: skip
+        delta = row_dots(solution.output, common | values)
+        if upstream.row is not None:
+            delta = (delta + upstream.row).contiguous()
+        columns = history.peak[:, history.omega.shape[1] :]
+        return cls(problem, solution, history, upstream, common, values, delta, columns)
 
     @property
     def iters(self) -> int:
         return self.history.omega.shape[1]
-
-    def values(self) -> dict[str, Any]:
-        """The arguments of kernels that multiply with values."""
-        features = self.value.shape[2]
-        return {
-            "value": self.value, "output_grad": self.output_grad, "VALUES": features,
-            "VALUE_WIDTH": width(features), "VALUE_CHUNK": chunk(features, self.value.dtype),
-            "delta": self.delta,
-        }  # fmt: skip
 
     def column_grads(self, value_grad: Tensor) -> Tensor:
         """Room for dg before every iteration and after the last, `(B, T + 1, m)`; this is there."""
@@ -100,11 +93,12 @@ class _Replay(NamedTuple):
         if above is not None:
             above = above.masked_fill(self.solution.column == -torch.inf, 0).contiguous()
         last, rest = self.history.row[:, -1].unbind(1)
-        blocks = blocks_of("values", self.common | self.values())
+        blocks = blocks_of("values", self.common | self.values)
         launch(
-            value_grad_kernel, size * blocks.count(m), **self.common, **self.values(),
-            **blocks.arguments(), row=last, rest=rest, column=self.columns[:, -1], above=above,
-            value_grad=value_grad, column_grad=found[:, -1], row_each=self.history.row.stride(0),
+            value_grad_kernel, size * blocks.count(m), **self.common, **self.values,
+            **blocks.arguments(), delta=self.delta, row=last, rest=rest,
+            column=self.columns[:, -1], above=above, value_grad=value_grad,
+            column_grad=found[:, -1], row_each=self.history.row.stride(0),
             column_each=self.columns.stride(0), vector_each=found.stride(0),
         )  # fmt: skip
         return found
@@ -222,8 +216,9 @@ def _tokens(replay: _Replay, column_grads: Tensor, row_grads: Tensor, grads: Gra
     factors = _Factors(like, like, torch.zeros(size, dtype=torch.int32, device=like.device))
     if iters:
         factors = _factors(replay, step_grads, row_grads)
-    shared = replay.common | replay.values() | {
-        "rows": replay.history.row, "columns": replay.columns, "row_factor": factors.row,
+    shared = replay.common | replay.values | {
+        "delta": replay.delta, "rows": replay.history.row, "columns": replay.columns,
+        "row_factor": factors.row,
         "column_factor": factors.column, "exact": factors.exact, "peaks": replay.history.peak,
         "log_totals": replay.history.log_total, "step_grad": step_grads, "row_grad": row_grads,
         "iterations": replay.solution.iterations, "T": iters,
