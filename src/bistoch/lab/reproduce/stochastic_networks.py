@@ -29,7 +29,7 @@ class Sizes:
     `wide` are the features of a ViT with about as many parameters as one of Gaussian tokens has.
     """
 
-    train: int = 12_000
+    train: int = 10_000
     test: int = 5000
     corrupted: int = 1000
     depth: int = 2
