@@ -26,7 +26,7 @@ def qdsformer() -> None:
 
 
 def draw(results: Results) -> Figure:
-    """Accuracies on all pictures and on a part, and what the models' own plans keep of the class."""
+    """Accuracies on two data sets, and what the models' own plans keep of the class."""
     operators = list(study.PARTS["fashion-mnist"])
     panels = {
         "FashionMNIST, accuracy (%)": (lambda name: name, "test.accuracy"),
