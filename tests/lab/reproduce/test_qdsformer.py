@@ -21,7 +21,8 @@ def test_the_eight_token_study(tmp_path, monkeypatch):
     assert qdsformer.sizes(Settings(out=tmp_path)).data == "fashion-mnist"
     assert len(STUDY.seeds) >= 3
     names = [operator.split("(")[0] for operator in qdsformer.OPERATORS]
-    assert names == ["softmax", "sinkhorn", *["orthogonal"] * 2, *["elastic"] * 2, "quantum"]
+    pairs = ("orthogonal", "elastic", "quantum")
+    assert names == ["softmax", "sinkhorn", *(name for name in pairs for _ in range(2))]
     assert sum("learn='head'" in operator for operator in qdsformer.OPERATORS) == 1
 
     def open_part(data, samples=None):
@@ -72,7 +73,8 @@ def results_of(epochs, **scores):
 
 def test_the_study_compares_with_what_is_published():
     scores = {"softmax": (0.885, 0.887, 0.886), "sinkhorn(backend='cpu')": (0.90, 0.902, 0.901)}
-    (table,) = qdsformer.tables(results_of(None, **scores))
+    table, steady = qdsformer.tables(results_of(None, **scores))
+    assert [row[:2] for row in steady.rows] == [["fashion-mnist, all", name] for name in scores]
     assert table.rows[0] == [
         "softmax", "88.60 ± 0.10", "", "89.60 ± 0.10", "1.000 ± 0.000", "1.50 ± 0.00",
         "1.00", "softmax 88.9 ± 0.1",
@@ -80,7 +82,7 @@ def test_the_study_compares_with_what_is_published():
     assert table.rows[1][2] == "+1.50 [+1.50, +1.50]"
     assert table.rows[2][-1] == "circuit of 16 layers 90.0 ± 0.2"
     assert "loosely" not in table.caption
-    (shorter,) = qdsformer.tables(results_of(12, **scores))
+    shorter, _ = qdsformer.tables(results_of(12, **scores))
     assert "12 epochs with a tenth of the rate from epochs 7 and 11 on, not for 50" in (
         shorter.caption
     )
@@ -111,7 +113,9 @@ def test_parts_are_compared_with_softmax_on_the_same_part():
     assert (fashion.rows[1][2][:5], digits.rows[1][2][:5]) == ("+2.03", "-1.97")
     assert fashion.rows[1][-1] == "circuit 90.0 ± 0.2"
     assert "first 4000" in fashion.caption
-    assert [row[:4] for row in steady.rows][1] == ["fashion-mnist", circuit, "1.00", "0.2"]
+    lines = [row[:4] for row in steady.rows]
+    assert lines[0] == ["fashion-mnist, all", "softmax", "0.10", "0.1"]
+    assert lines[2] == ["fashion-mnist", circuit, "1.00", "0.2"]
     verdicts = {one.claim: one.holds for one in qdsformer.checks(results)}
     assert verdicts["part of fashion-mnist: quantum(layers=8): a higher accuracy than softmax"] == (
         "yes"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bistoch.lab.compare.attention import measure
 from bistoch.lab.compare.draw import draw_curves
 from bistoch.lab.data import Dataset, load
+from bistoch.lab.reproduce.qdsformer_operators import CIRCUIT, CIRCUITS, OPERATORS, PARTS
 from bistoch.lab.reproduce.qdsformer_plans import (
     COMPARED,
     measure_own_plans,
@@ -57,50 +58,6 @@ from bistoch.lab.train import (
     train_run,
 )
 
-
-class Published(NamedTuple):
-    """A number of the paper: what it was measured with, mean and spread in percent."""
-
-    what: str
-    accuracy: float
-    spread: float | None = None
-
-    def __str__(self) -> str:
-        spread = "" if self.spread is None else f" ± {self.spread}"
-        return f"{self.what} {self.accuracy}{spread}"
-
-
-# ours, and what the paper compares with; it has no elastic attention. The kernels are named because
-# a batch of plans this small is otherwise left to torch, which spares compiling, not training. QR
-# is there twice, since the paper does not say whether its columns are keys or queries
-OPERATORS: dict[str, Published | None] = {
-    "softmax": Published("softmax", 88.9, 0.1),
-    "sinkhorn(backend='cpu')": Published("Sinkhorn", 89.1, 0.7),
-    "orthogonal": Published("QR", 89.3, 0.1),
-    "orthogonal(method='lq')": Published("QR", 89.3, 0.1),
-    "elastic(lam=0.5, backend='cpu')": None,
-    "elastic(learn='head', backend='cpu')": None,
-    "quantum(layers=8)": Published("circuit of 8 layers", 89.8),
-}
-# the circuit of sixteen layers and sixteen qubits, which the main results are of
-CIRCUIT = Published("circuit of 16 layers", 90.0, 0.2)
-# the same model on the first pictures of two data sets: a circuit can be trained there in a minute
-PARTS: dict[str, dict[str, Published | None]] = {
-    "fashion-mnist": {
-        "softmax": Published("softmax", 88.9, 0.1),
-        "sinkhorn(backend='cpu')": Published("Sinkhorn", 89.1, 0.7),
-        "orthogonal(method='lq')": Published("QR", 89.3, 0.1),
-        "elastic(learn='head', backend='cpu')": None,
-        "quantum(layers=8)": Published("circuit", 90.0, 0.2),
-    },
-    "mnist": {
-        "softmax": Published("softmax", 98.1, 0.3),
-        "sinkhorn(backend='cpu')": Published("Sinkhorn", 98.2, 0.3),
-        "orthogonal(method='lq')": Published("QR", 98.3, 0.1),
-        "elastic(learn='head', backend='cpu')": None,
-        "quantum(layers=8)": Published("circuit", 98.4, 0.1),
-    },
-}
 SAMPLES, SAMPLES_SMOKE = 4000, 100
 FASHION_SMALL = "fashion-mnist-small"
 # test pictures whose scores are turned into plans
@@ -283,11 +240,14 @@ def tables(results: Results) -> list[Table]:
                 baseline=part_of(data, "softmax"), more=more,
             )  # fmt: skip
             found.append(_with_operators(table))
+    groups = {"fashion-mnist, all": ({name: name for name in names}, OPERATORS)}
+    groups |= {data: (parts_of(results, data), known) for data, known in PARTS.items()}
     steady = {
-        name: (data, operator, "" if published is None else str(published.spread))
-        for data, known in PARTS.items()
-        for name, operator in parts_of(results, data).items()
-        for published in [known[operator]]
+        name: (data, operator, str(getattr(known[operator], "spread", None) or ""))
+        for data, (cells, known) in groups.items()
+        for name, operator in cells.items()
+        # older records do not have it
+        if results.values(name, "spikes")
     }
     if steady:
         found.append(stability_table(results, steady))
@@ -341,9 +301,6 @@ def _falls(recipe: Recipe) -> str:
     return f"a tenth of the rate from {epochs} {' and '.join(map(str, recipe.milestones))} on"
 
 
-CIRCUIT_HERE = "quantum(layers=8)"
-
-
 def checks(results: Results) -> list[Verdict]:
     """What is published of accuracy, stability and plans, and what is hoped for."""
     groups = [{name: name for name in lines_of(results)}]
@@ -357,10 +314,11 @@ def checks(results: Results) -> list[Verdict]:
         for base in [name for name, operator in group.items() if operator == "softmax"]
         for name in group if name != base
     ]  # fmt: skip
-    for data in PARTS:
-        if part_of(data, CIRCUIT_HERE) in results.names:
-            others = [part_of(data, name) for name in ("softmax", "sinkhorn(backend='cpu')")]
-            found += stability_checks(results, part_of(data, CIRCUIT_HERE), others)
+    for group in groups:
+        cells = {operator: name for name, operator in group.items()}
+        others = [cells[name] for name in ("softmax", "sinkhorn(backend='cpu')") if name in cells]
+        for circuit in (cells[name] for name in CIRCUITS if name in cells):
+            found += stability_checks(results, circuit, others)
     return found + plan_checks(results)
 
 

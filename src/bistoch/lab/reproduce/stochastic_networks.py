@@ -17,7 +17,7 @@ from bistoch.lab.train.seeds import preserved_random_state, seed_all
 from bistoch.lab.train.task import class_losses, class_scores
 from bistoch.models import ClassDistance, StochasticViT, StochasticViTConfig, ViT, ViTConfig
 
-RECIPE = Recipe(epochs=8, batch_size=100, lr=1e-3)
+RECIPE = Recipe(epochs=10, batch_size=100, lr=1e-3)
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Sizes:
     `wide` are the features of a ViT with about as many parameters as one of Gaussian tokens has.
     """
 
-    train: int = 4000
-    test: int = 2000
-    corrupted: int = 500
+    train: int = 10_000
+    test: int = 5000
+    corrupted: int = 1000
     depth: int = 2
     dim: int = 64
     wide: int = 92

@@ -313,9 +313,9 @@ STUDY = Study(
     question="Are the probabilities of a vision Transformer better calibrated if its tokens are "
     "normal distributions, and does a balanced plan help?",
     source="Erick, Rezaei, Mueller, Kainz, arXiv 2311.18645",
-    about="The first 4,000 training images of FashionMNIST and CIFAR-10, cut into 4 x 4 patches, "
-    "two layers of four heads, eight epochs; asked about the first 2,000 test images, about 500 of "
-    "them with noise, blur and low contrast at five strengths, and about 2,000 digits of MNIST, "
+    about="The first 10,000 training images of FashionMNIST and CIFAR-10, cut into 4 x 4 patches, "
+    "two layers of four heads, ten epochs; asked about the first 5,000 test images, 1,000 of them "
+    "with noise, blur and low contrast at five strengths, and about 5,000 digits of MNIST, "
     "which should be found by the entropy of the probabilities. The paper's networks are larger "
     "and trained for longer, and its numbers are not known to us: what is tested is whether its "
     "claims hold here. On CIFAR-10 only the cells that the claims need are run. Dropout is 0.3 "
