@@ -25,7 +25,7 @@ IS_HIP = torch.version.hip is not None
 TABLE = {
     ("attend", True): (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2), Blocks(32, 32, 8, 2)),
     ("replay", True): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
-    ("vectors", True): (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
+    ("vectors", True): (Blocks(64, 64, 8, 2), Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
     ("queries", True): (Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 16, 8, 1)),
     ("keys", True): (Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
     ("bias", True): (Blocks(64, 32, 4, 2), Blocks(16, 16, 4, 1), Blocks(32, 32, 4, 1)),
