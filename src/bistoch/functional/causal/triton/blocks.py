@@ -20,8 +20,8 @@ KEPT = 32
 IS_HIP = torch.version.hip is not None
 
 # by kernel and whether tokens are of half precision, for widths up to 64, 128 and 256: tiles that
-# spill no register with a bias (docs/gpu.md says for which GPUs, and where one does without it). A
-# program that owns a head is alone on its multiprocessor if heads are few, so it has eight warps
+# spill no register, on the GPUs and with the masks that docs/gpu.md lists. A program that owns a
+# head is alone on its multiprocessor if heads are few, so it has eight warps where these fit
 TABLE = {
     ("attend", True): (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2), Blocks(32, 32, 8, 2)),
     ("replay", True): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
