@@ -87,8 +87,8 @@ def compile_launch(launch: Launch, target: str) -> Compiled:
 
 # what kernels are compiled for: a bias, whose rows of the record are called by their tokens alone
 BIAS, NONE, BOOLEAN = "bias", "no mask", "boolean mask"
-# and in bfloat16, where code is other code without one, by width
-OTHERS = ((NONE, 64), (NONE, 128))
+# and other masks, whose code may need other registers: in bfloat16, by width
+OTHERS = ((NONE, 64), (NONE, 128), (BOOLEAN, 64))
 
 
 def mask_of(kind: str, n: int, m: int) -> Tensor | None:
