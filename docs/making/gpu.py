@@ -7,7 +7,7 @@ from typing import Any
 from making.drawing import DOCS, put_table
 
 from bistoch.lab.gpu import causal, cost
-from bistoch.lab.gpu.compiled import DEVICES
+from bistoch.lab.gpu.compiled import BOOLEAN, DEVICES, NONE
 
 # what kernels are called on the page; variants of one kernel share a row
 NAMES = {
@@ -39,7 +39,9 @@ CAUSAL_NAMES = {
 def gpu_compiled() -> None:
     """Registers, shared memory and occupancy from the record of `bistoch bench --compile-table`."""
     path = DOCS.parent / "benchmarks" / "gpu" / "compile-table.json"
-    kernels = json.loads(path.read_text(encoding="utf-8"))
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    # the page has those of other masks in a sentence
+    kernels = [row for row in rows if not row["tokens"].endswith((NONE, BOOLEAN))]
     others = [row for row in kernels if not row["tokens"].startswith(CAUSAL)]
     _put_compiled("gpu_compiled", others, NAMES)
     own = [

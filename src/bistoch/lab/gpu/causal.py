@@ -12,7 +12,7 @@ import bistoch
 from bistoch.functional import backends
 from bistoch.functional.causal.triton import blocks
 from bistoch.functional.kernels.gpu import Launch, record_launches
-from bistoch.lab.gpu.compiled import DEVICES, distinct
+from bistoch.lab.gpu.compiled import BIAS, DEVICES, NONE, OTHERS, distinct, mask_of
 from bistoch.lab.gpu.cost import GPUS, Gpu, Work, flash, flash_backward, row_dots
 
 MODULE = "bistoch.functional.causal.triton.backend"
@@ -22,34 +22,45 @@ MULTIPROCESSORS = {GPUS["H100"].name: 132, GPUS["MI300X"].name: 304}
 
 
 def configurations(target: str) -> Iterator[tuple[str, Launch]]:
-    """Launches of all kernels as they are on a GPU, for all widths and dtypes, with a bias."""
+    """Launches of all kernels as they are on a GPU: all widths and dtypes, then other masks."""
     for name, dtype in DTYPES.items():
         for d in WIDTHS:
-            for launch in distinct(launches(dtype, d, target) + steps(dtype, d, target)):
+            for launch in _all(dtype, d, target, BIAS):
                 yield f"causal, {name}, d = {d}", launch
+    for mask, d in OTHERS:
+        for launch in _all(torch.bfloat16, d, target, mask):
+            yield f"causal, bf16, d = {d}, {mask}", launch
 
 
-def launches(dtype: torch.dtype, d: int, target: str) -> list[Launch]:
-    """All launches of a head with a bias, forward and backward, of which not all is kept."""
-    tokens = torch.zeros(1, 64 * (blocks.ALL + 1), d, dtype=dtype, requires_grad=True)
-    bias = torch.zeros(1, tokens.shape[1], tokens.shape[1], requires_grad=True)
+def _all(dtype: torch.dtype, d: int, target: str, mask: str) -> list[Launch]:
+    return distinct(launches(dtype, d, target, mask) + steps(dtype, d, target, mask))
+
+
+def launches(dtype: torch.dtype, d: int, target: str, mask: str = BIAS) -> list[Launch]:
+    """All launches of a head, forward and backward, of which not all is kept."""
+    n = 64 * (blocks.ALL + 1)
+    tokens = torch.zeros(1, n, d, dtype=dtype, requires_grad=True)
     with _as_on(target), record_launches(run=False) as found:
         result = bistoch.causal_elastic_attention(
-            tokens, tokens, tokens, mask=bias, backend="triton"
+            tokens, tokens, tokens, mask=mask_of(mask, n, n), backend="triton"
         )
         result.float().sum().backward()
     return found
 
 
-def steps(dtype: torch.dtype, d: int, target: str, keys: int = 4096) -> list[Launch]:
-    """All launches of one new token with a bias and some padding."""
+def steps(
+    dtype: torch.dtype, d: int, target: str, mask: str = BIAS, keys: int = 4096
+) -> list[Launch]:
+    """All launches of one new token; with some padding, unless there is no mask."""
     tokens, vector = torch.zeros(1, keys, d, dtype=dtype), torch.zeros(1, keys - 1)
     state = bistoch.CausalState(vector, vector, vector + 1, vector[:, 0], vector[:, 0].long())
     real = torch.ones(1, keys, dtype=torch.bool)
-    with _as_on(target), record_launches(run=False) as found:
+    padding = {} if mask == NONE else {"query_mask": real[:, -1:], "key_mask": real}
+    # a step has no gradient
+    with torch.no_grad(), _as_on(target), record_launches(run=False) as found:
         bistoch.causal_elastic_step(
-            tokens[:, -1:], tokens, tokens, state, mask=torch.zeros(1, 1, keys),
-            query_mask=real[:, -1:], key_mask=real, backend="triton",
+            tokens[:, -1:], tokens, tokens, state, mask=mask_of(mask, 1, keys), backend="triton",
+            **padding,
         )  # fmt: skip
     return found
 

@@ -85,6 +85,25 @@ def compile_launch(launch: Launch, target: str) -> Compiled:
     return Compiled(name_of(launch), target, registers, spills, shared, warps, occupancy)
 
 
+# what kernels are compiled for: a bias, whose rows of the record are called by their tokens alone
+BIAS, NONE, BOOLEAN = "bias", "no mask", "boolean mask"
+# and other masks, whose code may need other registers: in bfloat16, by width
+OTHERS = ((NONE, 64), (NONE, 128), (BOOLEAN, 64))
+
+
+def mask_of(kind: str, n: int, m: int) -> Tensor | None:
+    """A mask of one head.
+
+    >>> mask_of(BIAS, 2, 3).requires_grad, mask_of(NONE, 2, 3), mask_of(BOOLEAN, 2, 3).dtype
+    (True, None, torch.bool)
+    """
+    if kind == NONE:
+        return None
+    if kind == BOOLEAN:
+        return torch.ones(1, n, m, dtype=torch.bool)
+    return torch.zeros(1, n, m, requires_grad=True)
+
+
 def distinct(launches: Iterable[Launch]) -> list[Launch]:
     """Launches of different kernels, or of one that is specialised differently."""
     found: dict[str, Launch] = {}

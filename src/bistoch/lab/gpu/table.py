@@ -21,11 +21,14 @@ from bistoch.functional.matching import slack
 from bistoch.lab.files import write_whole
 from bistoch.lab.gpu import causal
 from bistoch.lab.gpu.compiled import (
+    BIAS,
     DEVICES,
+    OTHERS,
     Compiled,
     compile_launch,
     distinct,
     fingerprint,
+    mask_of,
     name_of,
 )
 
@@ -118,6 +121,9 @@ def configurations() -> Iterator[tuple[str, Launch]]:
                 launches = long_launches(torch.bfloat16, 64)
             title = f"bf16, d = 64, {'x'.join(map(str, sizes))}"
             yield from _of(title, _family(family, launches))
+    for mask, d in OTHERS:
+        launches = long_launches(torch.bfloat16, d, mask)
+        yield from _of(f"bf16, d = {d}, {mask}", launches)
 
 
 # whose blocks the families of kernels are
@@ -136,13 +142,13 @@ def _of(title: str, launches: list[Launch]) -> Iterator[tuple[str, Launch]]:
         yield title, launch
 
 
-def long_launches(dtype: torch.dtype, d: int) -> list[Launch]:
-    """All launches of a head of 1024 tokens with a bias, forward and backward."""
+def long_launches(dtype: torch.dtype, d: int, mask: str = BIAS) -> list[Launch]:
+    """All launches of a head of 1024 tokens, forward and backward."""
     tokens = torch.zeros(1, 1024, d, dtype=dtype, requires_grad=True)
-    bias = torch.zeros(1, 1024, 1024, requires_grad=True)
+    given = mask_of(mask, 1024, 1024)
     return _launches(
         lambda: bistoch.elastic_attention(
-            tokens, tokens, tokens, mask=bias, iters=2, backend="triton"
+            tokens, tokens, tokens, mask=given, iters=2, backend="triton"
         )
     )
 

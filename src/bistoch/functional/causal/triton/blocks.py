@@ -20,16 +20,16 @@ KEPT = 32
 IS_HIP = torch.version.hip is not None
 
 # by kernel and whether tokens are of half precision, for widths up to 64, 128 and 256: tiles that
-# spill no register with a bias (docs/gpu.md says for which GPUs, and where one does without it). A
-# program that owns a head is alone on its multiprocessor if heads are few, so it has eight warps
+# spill no register, on the GPUs and with the masks that docs/gpu.md lists. A program that owns a
+# head is alone on its multiprocessor if heads are few, so it has eight warps where these fit
 TABLE = {
     ("attend", True): (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2), Blocks(32, 32, 8, 2)),
     ("replay", True): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
-    ("vectors", True): (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
+    ("vectors", True): (Blocks(64, 64, 8, 2), Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
     ("queries", True): (Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 16, 8, 1)),
     ("keys", True): (Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
     ("bias", True): (Blocks(64, 32, 4, 2), Blocks(16, 16, 4, 1), Blocks(32, 32, 4, 1)),
-    ("step", True): (Blocks(16, 64, 4, 2), Blocks(16, 64, 4, 2), Blocks(16, 32, 4, 2)),
+    ("step", True): (Blocks(16, 32, 4, 2), Blocks(16, 64, 4, 2), Blocks(16, 32, 4, 2)),
     ("attend", False): (Blocks(64, 32, 8, 1), Blocks(32, 32, 8, 1), Blocks(16, 16, 4, 1)),
     ("replay", False): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
     ("vectors", False): (Blocks(32, 32, 8, 1), Blocks(32, 16, 8, 1), Blocks(32, 16, 8, 1)),
