@@ -88,7 +88,7 @@ def compile_launch(launch: Launch, target: str) -> Compiled:
 # what kernels are compiled for: a bias, whose rows of the record are called by their tokens alone
 BIAS, NONE, BOOLEAN = "bias", "no mask", "boolean mask"
 # and other masks, whose code may need other registers: in bfloat16, by width
-OTHERS = ((NONE, 64), (NONE, 128), (BOOLEAN, 64))
+OTHERS = ((NONE, 64), (NONE, 128), (BOOLEAN, 64), (BOOLEAN, 128))
 
 
 def mask_of(kind: str, n: int, m: int) -> Tensor | None:

@@ -29,7 +29,7 @@ TABLE = {
     ("queries", True): (Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 16, 8, 1)),
     ("keys", True): (Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
     ("bias", True): (Blocks(64, 32, 4, 2), Blocks(16, 16, 4, 1), Blocks(32, 32, 4, 1)),
-    ("step", True): (Blocks(16, 32, 4, 2), Blocks(16, 64, 4, 2), Blocks(16, 32, 4, 2)),
+    ("step", True): (Blocks(16, 32, 4, 2), Blocks(16, 32, 4, 2), Blocks(16, 32, 4, 2)),
     ("attend", False): (Blocks(64, 32, 8, 1), Blocks(32, 32, 8, 1), Blocks(16, 16, 4, 1)),
     ("replay", False): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
     ("vectors", False): (Blocks(32, 32, 8, 1), Blocks(32, 16, 8, 1), Blocks(32, 16, 8, 1)),

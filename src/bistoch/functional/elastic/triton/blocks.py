@@ -30,9 +30,9 @@ class Blocks(NamedTuple):
 # by kernel and whether tokens are of half precision, for widths up to 64, 128 and 256: the largest
 # that spill no register (docs/gpu.md says for which GPUs that was checked)
 TABLE = {
-    ("steps", True): (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(128, 32, 8, 2)),
-    ("vectors", True): (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2)),
-    ("output", True): (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
+    ("steps", True): (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(128, 32, 8, 2)),
+    ("vectors", True): (Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 2), Blocks(128, 32, 8, 2)),
+    ("output", True): (Blocks(64, 64, 4, 2), Blocks(64, 32, 8, 2), Blocks(32, 32, 4, 2)),
     ("values", True): (Blocks(64, 32, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
     ("tokens", True): (Blocks(32, 16, 8, 1), Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 1)),
     ("bias", True): (Blocks(32, 16, 8, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 1, 1)),
