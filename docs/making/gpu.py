@@ -7,7 +7,7 @@ from typing import Any
 from making.drawing import DOCS, put_table
 
 from bistoch.lab.gpu import causal, cost
-from bistoch.lab.gpu.compiled import BOOLEAN, DEVICES, NONE
+from bistoch.lab.gpu.compiled import DEVICES, MASKS
 
 # what kernels are called on the page; variants of one kernel share a row
 NAMES = {
@@ -40,26 +40,35 @@ def gpu_compiled() -> None:
     """Registers, shared memory and occupancy from the record of `bistoch bench --compile-table`."""
     path = DOCS.parent / "benchmarks" / "gpu" / "compile-table.json"
     rows = json.loads(path.read_text(encoding="utf-8"))
-    # the page has those of other masks in a sentence
-    kernels = [row for row in rows if not row["tokens"].endswith((NONE, BOOLEAN))]
-    others = [row for row in kernels if not row["tokens"].startswith(CAUSAL)]
+    counts = [
+        [name, *(str(sum(_is_of(row, name, mask) for row in rows)) for mask in MASKS)]
+        for name in ("bf16", "fp16", "fp32", "scores")
+    ]
+    put_table("gpu.md", "gpu_masks", ("tokens", *MASKS), counts)
+    others = [row for row in rows if not row["tokens"].startswith(CAUSAL)]
     _put_compiled("gpu_compiled", others, NAMES)
     own = [
         row | {"tokens": row["tokens"].removeprefix(CAUSAL)}
-        for row in kernels
+        for row in rows
         if row["tokens"].startswith(CAUSAL)
     ]
     _put_compiled("gpu_causal_compiled", own, CAUSAL_NAMES)
 
 
+def _is_of(row: dict[str, Any], tokens: str, mask: str) -> bool:
+    """Whether a row of the record has such tokens, and such a mask."""
+    return tokens in row["tokens"] and row["mask"] == mask
+
+
 def _put_compiled(table: str, kernels: list[dict[str, Any]], names: dict[str, str]) -> None:
-    """A table with a row for each kernel and width; every GPU has to be in the record."""
+    """A table with a row for each kernel and width, the most of all masks and half precisions."""
     found: dict[tuple[str, str], dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
     for row in kernels:
         name, *switches = row["kernel"].split()
         label = names.get(name, name.removesuffix("_kernel").replace("_", " "))
         label = label.replace("short", "plans") if "PLAN" in switches else label
-        found[label, row["tokens"]][row["target"]].append(row)
+        tokens = row["tokens"].replace("bf16", "half").replace("fp16", "half")
+        found[label, tokens][row["target"]].append(row)
     rows = [
         [kernel, tokens, *(_cell(targets[target]) for target in DEVICES)]
         for (kernel, tokens), targets in found.items()

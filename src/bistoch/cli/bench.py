@@ -61,8 +61,11 @@ def bench(
     from bistoch.lab.bench import Options, run_bench
 
     if compile_table:
+        from bistoch.lab.device import read_device
         from bistoch.lab.gpu.table import run_compile_table
 
+        # it uses none, but a wrong name is better found before minutes of compilation
+        read_device(device, "bench")
         out.mkdir(parents=True, exist_ok=True)
         run_compile_table(out, Console())
         return

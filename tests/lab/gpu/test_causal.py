@@ -20,7 +20,7 @@ import json, torch
 from bistoch.lab.gpu import causal, compiled
 found = []
 for target in ("sm_80", "gfx942"):
-    launches = compiled.distinct(causal.steps(torch.bfloat16, 64, target))
+    launches = compiled.distinct(causal.steps(torch.float32, 64, target))
     some = [x for x in launches if x.kernel.__name__ in NAMES]
     found += [compiled.compile_launch(x, target) for x in some]
 print(json.dumps([one._asdict() | {"fits": one.fits} for one in found]))

@@ -13,7 +13,7 @@ import torch
 import bistoch
 from bistoch.functional.kernels.gpu import record_launches
 from bistoch.lab.gpu import cost, table
-from bistoch.lab.gpu.compiled import BOOLEAN, NONE, OTHERS
+from bistoch.lab.gpu.compiled import TOKENS, WIDTHS
 
 pytest.importorskip("triton")
 
@@ -52,41 +52,72 @@ def test_kernels_compile_without_spills_for_nvidia_and_amd():
         assert one["occupancy"] > 0
 
 
+def test_registers_are_bounded_only_where_the_table_says_so():
+    """By the register file of a multiprocessor; the usual call leaves it to the compiler."""
+    found = {
+        (dtype, mask): table.long_launches(dtype, 64, mask)
+        + table.fused_launches(dtype, 64, 64, mask)
+        for dtype in (torch.bfloat16, torch.float32)
+        for mask in ("no mask", "bias, padding")
+    }
+    bounded = {
+        case: {x.kernel.__name__ for x in launches if "maxnreg" in x.arguments}
+        for case, launches in found.items()
+    }
+    usual = bounded[torch.bfloat16, "no mask"]
+    assert not usual & {"row_step_kernel", "column_step_kernel", "output_kernel", "strip_kernel"}
+    assert "strip_kernel" in bounded[torch.bfloat16, "bias, padding"]
+    assert {"row_step_kernel", "strip_kernel"} <= bounded[torch.float32, "no mask"]
+    for n in (4, 32, 64):
+        found[n] = table.plan_launches(n, "padding")
+    for launch in (launch for launches in found.values() for launch in launches):
+        given = launch.arguments
+        if "maxnreg" in given:
+            assert given["maxnreg"] == min(255, 65536 // (32 * given["num_warps"]))
+
+
+def test_padding_leaves_room_for_half_as_many_keys_in_the_fused_form():
+    for mask, most in (("no mask", 512), ("padding", 256), ("bias", 256)):
+        assert table.fused_launches(torch.bfloat16, most, 64, mask)
+        assert not table.fused_launches(torch.bfloat16, 2 * most, 64, mask)
+
+
 TREE = Path(__file__).parents[3]
 RECORD = TREE / "benchmarks" / "gpu" / "compile-table.json"
 
 
 def test_in_the_record_nothing_spills():
-    """The tables of the page: every kernel for every GPU."""
+    """Every kernel for every GPU, with every width, dtype and mask."""
     targets = defaultdict(set)
     for row in json.loads(RECORD.read_text()):
         assert row["fits"], row
         assert row["spills"] == 0, row
-        targets[row["kernel"], row["tokens"]].add(row["target"])
-    assert len(targets) > 160
+        targets[row["kernel"], row["tokens"], row["mask"]].add(row["target"])
+    assert len(targets) > 880
     assert all(found == {"sm_80", "sm_90", "sm_100", "gfx942"} for found in targets.values())
-    # the most that a thread holds: the forward of causal balance, at every width and precision
-    widths = {tokens for kernel, tokens in targets if kernel == "attend_kernel"}
-    masked = {f"causal, bf16, d = {d}, {mask}" for mask, d in OTHERS}
-    assert widths - masked == {
-        f"causal, {name}, d = {d}" for name in ("bf16", "fp32") for d in table.WIDTHS
-    }
-    assert masked < widths
+    for kernel, family in (("attend_kernel", "causal, "), ("output_kernel", "")):
+        for name, masks in TOKENS.items():
+            for d in WIDTHS:
+                wanted = {(kernel, f"{family}{name}, d = {d}", mask) for mask in masks}
+                assert wanted <= targets.keys()
 
 
 def test_the_page_shows_all_of_the_record():
     text = (TREE / "docs" / "gpu.md").read_text()
-    for name in ("gpu_compiled", "gpu_causal_compiled"):
-        lines = text.split(f"<!-- measured: {name} -->")[1].split("<!-- end -->")[0].split("\n")
-        cells = [cell.strip() for line in lines[4:] if line for cell in line.strip("|").split("|")]
-        assert all(cells)
-        assert not any("spilled" in cell for cell in cells)
-        assert not any(cell.endswith((NONE, BOOLEAN)) for cell in cells)
-    # those of other masks are counted in a sentence
-    rows = json.loads(RECORD.read_text())
-    for mask, words in ((NONE, "without a mask"), (BOOLEAN, "with a boolean mask")):
-        count = sum(row["tokens"].endswith(mask) for row in rows)
-        assert f"{count} configurations {words}" in " ".join(text.split())
+    tables = {
+        name: text.split(f"<!-- measured: {name} -->")[1].split("<!-- end -->")[0].split("\n")[4:]
+        for name in ("gpu_masks", "gpu_compiled", "gpu_causal_compiled")
+    }
+    cells = {
+        name: [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line]
+        for name, lines in tables.items()
+    }
+    for rows in cells.values():
+        assert all(all(row) for row in rows)
+        assert not any("spilled" in cell for row in rows for cell in row)
+    counts = sum(int(cell) for row in cells["gpu_masks"] for cell in row[1:])
+    assert counts == len(json.loads(RECORD.read_text()))
+    assert f"{counts:,} kernels" in " ".join(text.split())
 
 
 FINGERPRINTS = """
@@ -241,6 +272,19 @@ def test_tuning_needs_a_gpu(tmp_path):
     result = CliRunner().invoke(app, ["bench", "--tune", "--out", str(tmp_path)])
     assert result.exit_code == 2
     assert "--tune times the Triton kernels, which needs a GPU and Triton" in result.stderr
+
+
+def test_a_wrong_device_is_refused_before_anything_is_compiled(tmp_path):
+    from typer.testing import CliRunner
+
+    from bistoch.cli import app
+
+    out = tmp_path / "new"
+    arguments = ["bench", "--compile-table", "--device", "nope", "--out", str(out)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "nope" in result.stderr
+    assert not out.exists()
 
 
 def test_expected_ratios_follow_from_exponentials():

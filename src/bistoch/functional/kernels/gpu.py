@@ -89,6 +89,25 @@ def products(dtype: torch.dtype, hip: bool) -> str:
     return "ieee" if hip or dtype == torch.float64 or is_interpreted() else "tf32x3"
 
 
+# of a thread, and of all threads of a multiprocessor, on every GPU of NVIDIA
+ALL_REGISTERS = 255
+REGISTER_FILE = 65536
+
+
+def register_options(most: int, warps: int) -> dict[str, int]:
+    """The launch option that lets a thread of so many warps have registers; none if 0, or on AMD.
+
+    Left to itself, NVIDIA's assembler may spill a few registers of a thread, often at 168 or 128 of
+    them, where another program fits beside it.
+
+    >>> register_options(255, 8), register_options(255, 16), register_options(0, 4)
+    ({'maxnreg': 255}, {'maxnreg': 128}, {})
+    """
+    if not most or torch.version.hip is not None:
+        return {}
+    return {"maxnreg": min(most, REGISTER_FILE // (32 * warps))}
+
+
 def power_of_two(number: int) -> int:
     """The smallest one that is not below a number."""
     return 1 << max(number - 1, 0).bit_length()

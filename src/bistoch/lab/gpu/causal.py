@@ -12,56 +12,54 @@ import bistoch
 from bistoch.functional import backends
 from bistoch.functional.causal.triton import blocks
 from bistoch.functional.kernels.gpu import Launch, record_launches
-from bistoch.lab.gpu.compiled import BIAS, DEVICES, NONE, OTHERS, distinct, mask_of
+from bistoch.lab.gpu.compiled import (
+    DEVICES,
+    DTYPES,
+    TOKENS,
+    WIDTHS,
+    Configuration,
+    distinct,
+    masks_of,
+)
 from bistoch.lab.gpu.cost import GPUS, Gpu, Work, flash, flash_backward, row_dots
 
 MODULE = "bistoch.functional.causal.triton.backend"
-WIDTHS = (64, 128, 256)
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 MULTIPROCESSORS = {GPUS["H100"].name: 132, GPUS["MI300X"].name: 304}
 
 
-def configurations(target: str) -> Iterator[tuple[str, Launch]]:
-    """Launches of all kernels as they are on a GPU: all widths and dtypes, then other masks."""
+def configurations(target: str) -> Iterator[tuple[Configuration, Launch]]:
+    """Launches of all kernels as they are on a GPU: all widths, dtypes and masks."""
     for name, dtype in DTYPES.items():
         for d in WIDTHS:
-            for launch in _all(dtype, d, target, BIAS):
-                yield f"causal, {name}, d = {d}", launch
-    for mask, d in OTHERS:
-        for launch in _all(torch.bfloat16, d, target, mask):
-            yield f"causal, bf16, d = {d}, {mask}", launch
+            for mask in TOKENS[name]:
+                found = launches(dtype, d, target, mask) + steps(dtype, d, target, mask)
+                for launch in distinct(found):
+                    yield Configuration(f"causal, {name}, d = {d}", mask), launch
 
 
-def _all(dtype: torch.dtype, d: int, target: str, mask: str) -> list[Launch]:
-    return distinct(launches(dtype, d, target, mask) + steps(dtype, d, target, mask))
-
-
-def launches(dtype: torch.dtype, d: int, target: str, mask: str = BIAS) -> list[Launch]:
+def launches(dtype: torch.dtype, d: int, target: str, mask: str = "bias") -> list[Launch]:
     """All launches of a head, forward and backward, of which not all is kept."""
     n = 64 * (blocks.ALL + 1)
     tokens = torch.zeros(1, n, d, dtype=dtype, requires_grad=True)
     with _as_on(target), record_launches(run=False) as found:
         result = bistoch.causal_elastic_attention(
-            tokens, tokens, tokens, mask=mask_of(mask, n, n), backend="triton"
+            tokens, tokens, tokens, **masks_of(mask, n, n), backend="triton"
         )
         result.float().sum().backward()
     return found
 
 
 def steps(
-    dtype: torch.dtype, d: int, target: str, mask: str = BIAS, keys: int = 4096
+    dtype: torch.dtype, d: int, target: str, mask: str = "bias", keys: int = 4096
 ) -> list[Launch]:
-    """All launches of one new token; with some padding, unless there is no mask."""
+    """All launches of one new token."""
     tokens, vector = torch.zeros(1, keys, d, dtype=dtype), torch.zeros(1, keys - 1)
     state = bistoch.CausalState(vector, vector, vector + 1, vector[:, 0], vector[:, 0].long())
-    real = torch.ones(1, keys, dtype=torch.bool)
-    padding = {} if mask == NONE else {"query_mask": real[:, -1:], "key_mask": real}
     # a step has no gradient
     with torch.no_grad(), _as_on(target), record_launches(run=False) as found:
         bistoch.causal_elastic_step(
-            tokens[:, -1:], tokens, tokens, state, mask=mask_of(mask, 1, keys), backend="triton",
-            **padding,
-        )  # fmt: skip
+            tokens[:, -1:], tokens, tokens, state, **masks_of(mask, 1, keys), backend="triton"
+        )
     return found
 
 

@@ -35,6 +35,20 @@ DEVICES = {
 }
 
 
+# what a launch tells the compiler; AMD's knows no bound of registers
+OPTIONS = ("num_warps", "num_stages", "maxnreg")
+
+
+class Configuration(NamedTuple):
+    """What a kernel is compiled for: tokens with their sizes, and one of `MASKS`."""
+
+    tokens: str
+    mask: str
+
+    def __str__(self) -> str:
+        return f"{self.tokens}, {self.mask}"
+
+
 class Compiled(NamedTuple):
     """What one kernel of one launch needs on a device."""
 
@@ -48,8 +62,9 @@ class Compiled(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether nothing is spilled, and shared memory suffices."""
-        return self.spills == 0 and self.shared <= DEVICES[self.target].shared
+        """Whether nothing is spilled, and a multiprocessor has room for a program."""
+        is_small = self.shared <= DEVICES[self.target].shared
+        return self.spills == 0 and is_small and self.occupancy > 0
 
 
 def compile_launch(launch: Launch, target: str) -> Compiled:
@@ -60,7 +75,9 @@ def compile_launch(launch: Launch, target: str) -> Compiled:
 
     device = DEVICES[target]
     kernel, given = launch.kernel, dict(launch.arguments)
-    options = {name: given.pop(name) for name in ("num_warps", "num_stages") if name in given}
+    options = {name: given.pop(name) for name in OPTIONS if name in given}
+    if device.backend == "hip":
+        options.pop("maxnreg", None)
     if "PRECISION" in given:
         # makers differ; what was recorded here tells how many bits tokens have
         is_half = given["PRECISION"] == products(torch.float16, hip=False)
@@ -85,23 +102,32 @@ def compile_launch(launch: Launch, target: str) -> Compiled:
     return Compiled(name_of(launch), target, registers, spills, shared, warps, occupancy)
 
 
-# what kernels are compiled for: a bias, whose rows of the record are called by their tokens alone
-BIAS, NONE, BOOLEAN = "bias", "no mask", "boolean mask"
-# and other masks, whose code may need other registers: in bfloat16, by width
-OTHERS = ((NONE, 64), (NONE, 128), (BOOLEAN, 64), (BOOLEAN, 128))
+# what kernels are compiled for; a mask may need other registers, and so may padding beside it
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+WIDTHS = (64, 128, 256)
+MASKS = ("no mask", "boolean mask", "bias", "padding", "boolean mask, padding", "bias, padding")
+# float16 differs from bfloat16 in conversions alone, so it is compiled without a mask only
+TOKENS = {"bf16": MASKS, "fp16": MASKS[:1], "fp32": MASKS}
 
 
-def mask_of(kind: str, n: int, m: int) -> Tensor | None:
-    """A mask of one head.
+def masks_of(kind: str, n: int, m: int) -> dict[str, Tensor]:
+    """One of `MASKS` for a head of n queries and m keys, as arguments of an operator.
 
-    >>> mask_of(BIAS, 2, 3).requires_grad, mask_of(NONE, 2, 3), mask_of(BOOLEAN, 2, 3).dtype
-    (True, None, torch.bool)
+    >>> masks_of("no mask", 2, 3), masks_of("boolean mask", 2, 3)["mask"].dtype
+    ({}, torch.bool)
+    >>> found = masks_of("bias, padding", 2, 3)
+    >>> found["mask"].requires_grad, found["query_mask"].shape, found["key_mask"].shape
+    (True, torch.Size([1, 2]), torch.Size([1, 3]))
     """
-    if kind == NONE:
-        return None
-    if kind == BOOLEAN:
-        return torch.ones(1, n, m, dtype=torch.bool)
-    return torch.zeros(1, n, m, requires_grad=True)
+    found: dict[str, Tensor] = {}
+    if "boolean mask" in kind:
+        found["mask"] = torch.ones(1, n, m, dtype=torch.bool)
+    if "bias" in kind:
+        found["mask"] = torch.zeros(1, n, m, requires_grad=True)
+    if "padding" in kind:
+        found["query_mask"] = torch.ones(1, n, dtype=torch.bool)
+        found["key_mask"] = torch.ones(1, m, dtype=torch.bool)
+    return found
 
 
 def distinct(launches: Iterable[Launch]) -> list[Launch]:
@@ -147,8 +173,7 @@ def _specialised(launch: Launch) -> str:
         value = launch.arguments[parameter.name]
         kind = _kind(value, parameter.is_constexpr)
         parts.append(f"{parameter.name}={value if kind == 'constexpr' else kind}")
-    options = ("num_warps", "num_stages")
-    parts += [f"{name}={launch.arguments[name]}" for name in options if name in launch.arguments]
+    parts += [f"{name}={launch.arguments[name]}" for name in OPTIONS if name in launch.arguments]
     return " ".join(parts)
 
 

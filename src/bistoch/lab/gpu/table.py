@@ -21,20 +21,24 @@ from bistoch.functional.matching import slack
 from bistoch.lab.files import write_whole
 from bistoch.lab.gpu import causal
 from bistoch.lab.gpu.compiled import (
-    BIAS,
     DEVICES,
-    OTHERS,
+    DTYPES,
+    MASKS,
+    TOKENS,
+    WIDTHS,
     Compiled,
+    Configuration,
     compile_launch,
     distinct,
     fingerprint,
-    mask_of,
+    masks_of,
     name_of,
 )
 
 MODULE = "bistoch.functional.elastic.triton.backend"
-WIDTHS = (64, 128, 256)
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+# keys and widths of the fused form without a mask, and sizes of a short head, by precision
+FUSED = {True: ((512, 64), (256, 128), (128, 256)), False: ((128, 64),)}
+SHORT = {True: (32, 64), False: (32,)}
 
 # what compilers said, by fingerprint of kernel and target
 Rows = dict[str, dict[str, Any]]
@@ -56,20 +60,21 @@ def run_compile_table(out: Path, console: Console, targets: tuple[str, ...] = ()
     shown = Table("kernel", "tokens", *(f"{name} ({x.name})" for name, x in DEVICES.items()))
     rows: Rows = {}
     bad: list[str] = []
-    for title, launches in _by_target(targets or tuple(DEVICES)):
+    for what, launches in _by_target(targets or tuple(DEVICES)):
         found = []
         for target, launch in launches.items():
             key = fingerprint(launch, target)
             one = _known(known, key) or compile_launch(launch, target)
-            if key not in known:
-                console.print(f"compiled {one.kernel} of {title} for {target}", style="dim")
             found.append(one)
-            # widths may share a kernel: it stands at the first of them
-            rows.setdefault(key, {"tokens": title, **one._asdict(), "fits": one.fits, "key": key})
-            # an interrupted run forgets nothing
-            write_whole(path, _json(rows | {k: x for k, x in known.items() if k not in rows}))
-        bad += [f"{one.kernel} of {title} on {one.target}" for one in found if not one.fits]
-        shown.add_row(name_of(launch), title, *map(_cell, found))
+            # configurations may share a kernel: it stands at the first of them
+            rows.setdefault(key, what._asdict() | one._asdict() | {"fits": one.fits, "key": key})
+            if key not in known:
+                console.print(f"compiled {one.kernel} of {what} for {target}", style="dim")
+                # an interrupted run forgets nothing
+                known[key] = rows[key]
+                write_whole(path, _json(rows | {k: x for k, x in known.items() if k not in rows}))
+        bad += [f"{one.kernel} of {what} on {one.target}" for one in found if not one.fits]
+        shown.add_row(name_of(launch), str(what), *map(_cell, found))
     write_whole(path, _json(rows))
     console.print(shown)
     console.print("registers of a thread, shared memory in KiB, occupancy; bytes spilled if any")
@@ -78,10 +83,10 @@ def run_compile_table(out: Path, console: Console, targets: tuple[str, ...] = ()
     return path
 
 
-def _by_target(targets: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Launch]]]:
+def _by_target(targets: tuple[str, ...]) -> Iterator[tuple[Configuration, dict[str, Launch]]]:
     """Launches of all kernels on each GPU; those of causal balance have other tiles on some."""
-    for title, launch in configurations():
-        yield title, dict.fromkeys(targets, launch)
+    for what, launch in configurations():
+        yield what, dict.fromkeys(targets, launch)
     for row in zip(*(causal.configurations(target) for target in targets), strict=True):
         yield row[0][0], dict(zip(targets, (launch for _, launch in row), strict=True))
 
@@ -91,7 +96,8 @@ def _read(path: Path) -> Rows:
 
 
 def _json(rows: Rows) -> bytes:
-    return json.dumps(list(rows.values()), indent=1).encode()
+    # a line each
+    return ("[\n" + ",\n".join(map(json.dumps, rows.values())) + "\n]\n").encode()
 
 
 def _known(rows: Rows, key: str) -> Compiled | None:
@@ -99,31 +105,35 @@ def _known(rows: Rows, key: str) -> Compiled | None:
     return Compiled(*(rows[key][x] for x in Compiled._fields)) if key in rows else None
 
 
-def configurations() -> Iterator[tuple[str, Launch]]:
-    """Launches of all kernels, each with the widths and dtypes that it is compiled for."""
-    for name, dtype in DTYPES.items():
-        for d in WIDTHS:
-            yield from _of(f"{name}, d = {d}", long_launches(dtype, d))
-        yield from _of(f"{name}, 32 x 32, d = 64", short_launches(dtype, 32))
-    for m, d in ((512, 64), (256, 128), (128, 256)):
-        yield from _of(f"bf16, {m} keys, d = {d}", fused_launches(torch.bfloat16, m, d))
-    yield from _of("bf16, 256 keys, d = 64, bias", fused_launches(torch.bfloat16, 256, 64, True))
-    yield from _of("fp32, 128 keys, d = 64", fused_launches(torch.float32, 128, 64))
-    yield from _of("bf16, 64 x 64, d = 64", short_launches(torch.bfloat16, 64))
-    for n in (4, 32, 64):
-        yield from _of(f"scores {n} x {n}", plan_launches(n))
-    yield from _of("bf16, d = 64, tolerance", tolerance_launches())
-    yield from _of("scores with prices", price_launches())
-    for family, candidates in SPACE.items():
-        # the first is that of the table
-        for sizes in candidates[1:]:
-            with use_blocks({family: sizes}):
-                launches = long_launches(torch.bfloat16, 64)
-            title = f"bf16, d = 64, {'x'.join(map(str, sizes))}"
-            yield from _of(title, _family(family, launches))
-    for mask, d in OTHERS:
-        launches = long_launches(torch.bfloat16, d, mask)
-        yield from _of(f"bf16, d = {d}, {mask}", launches)
+def configurations() -> Iterator[tuple[Configuration, Launch]]:
+    """Launches of all kernels, each with the widths, dtypes and masks that it is compiled for."""
+    for mask in MASKS:
+        for name, dtype in DTYPES.items():
+            if mask not in TOKENS[name]:
+                continue
+            half = dtype.itemsize == 2
+            for d in WIDTHS:
+                yield from _of(f"{name}, d = {d}", mask, long_launches(dtype, d, mask))
+            for keys, d in FUSED[half]:
+                # beside a mask or padding there is room for half as many
+                m = keys if mask == "no mask" else keys // 2
+                yield from _of(
+                    f"{name}, {m} keys, d = {d}", mask, fused_launches(dtype, m, d, mask)
+                )
+            for n in SHORT[half]:
+                yield from _of(f"{name}, {n} x {n}, d = 64", mask, short_launches(dtype, n, mask))
+        # many small matrices, one whose columns fit a tile, and a large one
+        for n in (4, 32, 64, 128, 1024):
+            yield from _of(f"scores {n} x {n}", mask, plan_launches(n, mask))
+        for family, candidates in SPACE.items():
+            # the first is that of the table
+            for sizes in candidates[1:]:
+                with use_blocks({family: sizes}):
+                    launches = long_launches(torch.bfloat16, 64, mask)
+                title = f"bf16, d = 64, {'x'.join(map(str, sizes))}"
+                yield from _of(title, mask, _family(family, launches))
+    yield from _of("bf16, d = 64, tolerance", "no mask", tolerance_launches())
+    yield from _of("scores with prices", "no mask", price_launches())
 
 
 # whose blocks the families of kernels are
@@ -137,30 +147,28 @@ def _family(family: str, launches: list[Launch]) -> list[Launch]:
     return [launch for launch in launches if launch.kernel.__name__ in KERNELS[family]]
 
 
-def _of(title: str, launches: list[Launch]) -> Iterator[tuple[str, Launch]]:
+def _of(tokens: str, mask: str, launches: list[Launch]) -> Iterator[tuple[Configuration, Launch]]:
     for launch in distinct(launches):
-        yield title, launch
+        yield Configuration(tokens, mask), launch
 
 
-def long_launches(dtype: torch.dtype, d: int, mask: str = BIAS) -> list[Launch]:
+def long_launches(dtype: torch.dtype, d: int, mask: str = "bias") -> list[Launch]:
     """All launches of a head of 1024 tokens, forward and backward."""
     tokens = torch.zeros(1, 1024, d, dtype=dtype, requires_grad=True)
-    given = mask_of(mask, 1024, 1024)
     return _launches(
         lambda: bistoch.elastic_attention(
-            tokens, tokens, tokens, mask=given, iters=2, backend="triton"
+            tokens, tokens, tokens, iters=2, backend="triton", **masks_of(mask, 1024, 1024)
         )
     )
 
 
-def fused_launches(dtype: torch.dtype, m: int, d: int, bias: bool = False) -> list[Launch]:
+def fused_launches(dtype: torch.dtype, m: int, d: int, mask: str = "no mask") -> list[Launch]:
     """The launches that only heads have whose keys fit one tile."""
     query = torch.zeros(1, 1024, d, dtype=dtype, requires_grad=True)
     key = torch.zeros(1, m, d, dtype=dtype, requires_grad=True)
-    mask = torch.zeros(1, 1024, m) if bias else None
     launches = _launches(
         lambda: bistoch.elastic_attention(
-            query, key, key, mask=mask, iters=3, lam=0.5, backend="triton"
+            query, key, key, iters=3, lam=0.5, backend="triton", **masks_of(mask, 1024, m)
         )
     )
     names = ("strip_kernel", "strip_grad_kernel", "join_kernel", "join_grad_kernel")
@@ -180,18 +188,22 @@ def tolerance_launches() -> list[Launch]:
     return [x for x in launches if x.kernel.__name__ in names]
 
 
-def short_launches(dtype: torch.dtype, n: int) -> list[Launch]:
+def short_launches(dtype: torch.dtype, n: int, mask: str = "no mask") -> list[Launch]:
     """The two launches of a short head."""
     tokens = torch.zeros(1, n, 64, dtype=dtype, requires_grad=True)
     return _launches(
-        lambda: bistoch.elastic_attention(tokens, tokens, tokens, iters=2, backend="triton")
+        lambda: bistoch.elastic_attention(
+            tokens, tokens, tokens, iters=2, backend="triton", **masks_of(mask, n, n)
+        )
     )
 
 
-def plan_launches(n: int) -> list[Launch]:
-    """The two launches of many small matrices."""
+def plan_launches(n: int, mask: str = "no mask") -> list[Launch]:
+    """All launches of given scores; those of small matrices are two."""
     scores = torch.zeros(5, n, n, requires_grad=True)
-    return _launches(lambda: bistoch.balance(scores, iters=2, backend="triton"))
+    return _launches(
+        lambda: bistoch.balance(scores, iters=2, backend="triton", **masks_of(mask, n, n))
+    )
 
 
 def price_launches() -> list[Launch]:

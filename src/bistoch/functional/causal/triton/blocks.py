@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bistoch.functional.elastic.triton.blocks import Blocks
+from bistoch.functional.elastic.triton.blocks import Blocks, free
 from bistoch.functional.kernels.gpu import width
 from bistoch.functional.kernels.tuning import chosen_blocks
 
@@ -20,30 +20,37 @@ KEPT = 32
 IS_HIP = torch.version.hip is not None
 
 # by kernel and whether tokens are of half precision, for widths up to 64, 128 and 256: tiles that
-# spill no register, on the GPUs and with the masks that docs/gpu.md lists. A program that owns a
-# head is alone on its multiprocessor if heads are few, so it has eight warps where these fit
+# spill no register on any GPU, with any mask and padding, that docs/gpu.md lists. A program that
+# owns a head is alone on its multiprocessor if heads are few, so it has eight warps where these fit
 TABLE = {
     ("attend", True): (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2), Blocks(32, 32, 8, 2)),
     ("replay", True): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
-    ("vectors", True): (Blocks(64, 64, 8, 2), Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
-    ("queries", True): (Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 16, 8, 1)),
-    ("keys", True): (Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
+    ("vectors", True): (Blocks(64, 64, 8, 2), free(64, 32, 8, 2), free(32, 32, 8, 1)),
+    ("queries", True): (Blocks(32, 32, 4, 2), free(32, 32, 4, 1), Blocks(32, 16, 8, 1)),
+    ("keys", True): (Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 1), free(16, 16, 8, 1)),
     ("bias", True): (Blocks(64, 32, 4, 2), Blocks(16, 16, 4, 1), Blocks(32, 32, 4, 1)),
-    ("step", True): (Blocks(16, 32, 4, 2), Blocks(16, 32, 4, 2), Blocks(16, 32, 4, 2)),
-    ("attend", False): (Blocks(64, 32, 8, 1), Blocks(32, 32, 8, 1), Blocks(16, 16, 4, 1)),
-    ("replay", False): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
-    ("vectors", False): (Blocks(32, 32, 8, 1), Blocks(32, 16, 8, 1), Blocks(32, 16, 8, 1)),
-    ("queries", False): (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
-    ("keys", False): (Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
-    ("bias", False): (Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
-    ("step", False): (Blocks(16, 32, 4, 2), Blocks(16, 32, 8, 1), Blocks(16, 16, 4, 2)),
+    ("step", True): (Blocks(16, 32, 4, 2), Blocks(16, 32, 4, 2), free(16, 32, 4, 2)),
+    ("attend", False): (free(64, 32, 8, 1), free(32, 32, 8, 1), free(16, 16, 4, 1)),
+    ("replay", False): (free(64, 32, 4, 2), free(64, 32, 4, 2), free(32, 32, 4, 2)),
+    ("vectors", False): (free(32, 32, 8, 1), free(32, 16, 8, 1), free(32, 16, 8, 1)),
+    ("queries", False): (free(32, 32, 4, 1), free(32, 16, 4, 1), free(16, 16, 4, 1)),
+    ("keys", False): (free(32, 16, 4, 1), free(16, 16, 8, 1), free(16, 16, 4, 1)),
+    ("bias", False): (free(32, 16, 4, 1), Blocks(32, 16, 4, 1), free(16, 16, 4, 1)),
+    ("step", False): (free(16, 32, 4, 2), free(16, 32, 8, 1), free(16, 16, 4, 2)),
 }
-# where AMD differs
+# where padding needs other tiles
+PADDED_TABLE = {
+    ("attend", True): (free(64, 32, 8, 1), Blocks(32, 32, 8, 2), Blocks(32, 32, 8, 2)),
+}
+# where AMD differs, and with padding
 HIP_TABLE = {
     ("attend", True): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
     ("vectors", True): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
-    ("attend", False): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
-    ("vectors", False): (Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
+    ("attend", False): (free(64, 32, 4, 2), free(32, 32, 4, 1), free(16, 16, 4, 1)),
+    ("vectors", False): (free(32, 16, 4, 1), free(32, 16, 4, 1), free(16, 16, 4, 1)),
+}
+PADDED_HIP_TABLE = {
+    ("attend", True): (Blocks(64, 16, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
 }
 
 
@@ -52,13 +59,14 @@ def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
 
     Those that a user chose, else those of the table.
     """
-    chosen = chosen_blocks(f"causal_{kernel}")
+    half, chosen = arguments["query"].dtype.itemsize == 2, chosen_blocks(f"causal_{kernel}")
     if chosen is not None:
         return Blocks(*chosen)
     widest = max(arguments["WIDTH"], width(arguments.get("VALUES", 0)))
-    row = kernel, arguments["query"].dtype.itemsize == 2
-    table = HIP_TABLE if IS_HIP and row in HIP_TABLE else TABLE
-    return table[row][0 if widest <= 64 else 1 if widest <= 128 else 2]
+    padded, own = (PADDED_HIP_TABLE, HIP_TABLE) if IS_HIP else (PADDED_TABLE, TABLE)
+    tables = (padded, own, TABLE) if arguments["lengths"] is not None else (own, TABLE)
+    row = next(table[kernel, half] for table in tables if (kernel, half) in table)
+    return row[0 if widest <= 64 else 1 if widest <= 128 else 2]
 
 
 # heads and tokens from which, without a gradient, keys are split over programs

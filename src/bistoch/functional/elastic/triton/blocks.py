@@ -2,18 +2,22 @@
 
 from typing import Any, NamedTuple
 
-from bistoch.functional.kernels.gpu import power_of_two, width
+from bistoch.functional.kernels.gpu import ALL_REGISTERS, power_of_two, register_options, width
 from bistoch.functional.kernels.tuning import chosen_blocks
 from bistoch.functional.problem import Problem, Scores
 
 
 class Blocks(NamedTuple):
-    """Tokens that a program owns, tokens of a step of its walk, warps and pipeline stages."""
+    """Tokens that a program owns, tokens of a step of its walk, warps and pipeline stages.
+
+    `registers` are the most that a thread may have before it spills; 0 leaves that to the compiler.
+    """
 
     x: int
     y: int
     warps: int
     stages: int
+    registers: int = 0
 
     def count(self, length: int) -> int:
         """How many programs share out so many tokens."""
@@ -23,31 +27,44 @@ class Blocks(NamedTuple):
         """As a kernel takes them."""
         return {
             "BLOCK_X": self.x, "BLOCK_Y": self.y, "num_warps": self.warps,
-            "num_stages": self.stages,
+            "num_stages": self.stages, **register_options(self.registers, self.warps),
         }  # fmt: skip
 
 
+def free(x: int, y: int, warps: int, stages: int) -> Blocks:
+    """Blocks of a kernel whose threads may have all registers.
+
+    >>> free(64, 32, 4, 2).arguments()["maxnreg"]
+    255
+    """
+    return Blocks(x, y, warps, stages, ALL_REGISTERS)
+
+
 # by kernel and whether tokens are of half precision, for widths up to 64, 128 and 256: the largest
-# that spill no register (docs/gpu.md says for which GPUs that was checked)
+# that spill no register on any GPU, with any mask and padding, that docs/gpu.md lists
 TABLE = {
-    ("steps", True): (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(128, 32, 8, 2)),
-    ("vectors", True): (Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 2), Blocks(128, 32, 8, 2)),
-    ("output", True): (Blocks(64, 64, 4, 2), Blocks(64, 32, 8, 2), Blocks(32, 32, 4, 2)),
-    ("values", True): (Blocks(64, 32, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
-    ("tokens", True): (Blocks(32, 16, 8, 1), Blocks(32, 16, 4, 2), Blocks(32, 16, 4, 1)),
+    ("steps", True): (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), free(128, 32, 8, 2)),
+    ("vectors", True): (free(64, 64, 4, 2), Blocks(64, 64, 8, 2), free(64, 32, 8, 2)),
+    ("output", True): (Blocks(64, 64, 4, 2), Blocks(64, 32, 8, 2), free(32, 32, 8, 2)),
+    ("values", True): (Blocks(64, 32, 4, 2), free(32, 16, 4, 1), free(16, 16, 8, 1)),
+    ("tokens", True): (free(32, 16, 8, 1), Blocks(32, 16, 8, 1), free(16, 16, 8, 1)),
     ("bias", True): (Blocks(32, 16, 8, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 1, 1)),
-    ("steps", False): (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
-    ("vectors", False): (Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
-    ("output", False): (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
-    ("values", False): (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
-    ("tokens", False): (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
-    ("bias", False): (Blocks(32, 16, 4, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 4, 1)),
+    ("steps", False): (free(64, 32, 4, 2), free(64, 32, 4, 2), free(32, 32, 4, 2)),
+    ("vectors", False): (free(32, 32, 4, 2), free(32, 32, 4, 2), free(32, 32, 4, 2)),
+    ("output", False): (free(64, 32, 4, 2), free(32, 32, 4, 1), free(16, 16, 4, 1)),
+    ("values", False): (free(32, 32, 4, 1), free(32, 16, 8, 1), free(16, 16, 4, 1)),
+    ("tokens", False): (free(32, 32, 4, 1), free(32, 16, 8, 1), free(16, 16, 4, 1)),
+    ("bias", False): (free(32, 16, 4, 1), free(32, 16, 8, 1), free(16, 16, 4, 1)),
 }
 
 
 # what is worth trying on a device, for half precision tokens of 64 features: a pass that owns twice
 # as many tokens reads half as much from the cache, and leaves room for fewer programs
-SPACE = dict.fromkeys(("steps", "output", "vectors"), ((64, 64, 4, 2), (128, 64, 8, 2)))
+SPACE = {
+    "steps": ((64, 64, 4, 2), (128, 32, 8, 2)),
+    "output": ((64, 64, 4, 2), (128, 32, 8, 1)),
+    "vectors": ((64, 64, 4, 2), (128, 64, 8, 2)),
+}
 
 
 def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
@@ -55,21 +72,23 @@ def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
 
     Those that a user chose, else those of the table.
     """
-    chosen = chosen_blocks(kernel)
+    half, chosen = arguments["query"].dtype.itemsize == 2, chosen_blocks(kernel)
     if chosen is not None:
         return Blocks(*chosen)
     widest = max(arguments["WIDTH"], width(arguments.get("VALUES", 0)))
-    half = arguments["query"].dtype.itemsize == 2
-    return TABLE[kernel, half][0 if widest <= 64 else 1 if widest <= 128 else 2]
+    found = TABLE[kernel, half][0 if widest <= 64 else 1 if widest <= 128 else 2]
+    padded = arguments["query_real"] is not None or arguments["key_real"] is not None
+    # without products of tokens, and padding, the compiler's own choice spills nothing
+    return found if arguments["FEATURES"] or padded else found._replace(registers=0)
 
 
 # programs that keep a GPU busy; a head is shared by so many that there are at least these
 BUSY = 256
-# queries of a tile of the fused form, without a mask and with one; more would spill registers on a
-# B200
+# queries of a tile of the fused form, without a mask or padding and with one; more would spill
+# registers on a B200
 STRIP = (32, 16)
 # columns of a head, times width of its tokens, that stay on chip beside it, by whether they are of
-# half precision; half as many columns if there is a mask
+# half precision; half as many columns if there is a mask or padding
 STRIP_TOKENS = {True: 512 * 64, False: 128 * 64}
 
 
@@ -88,13 +107,15 @@ def strip_of(problem: Problem) -> Strip | None:
     """The tile of the fused form; None if there are too many keys for one."""
     size, n, m = problem.scores.shape
     columns, tokens = max(power_of_two(m), 16), _token_width(problem)
-    masked = not isinstance(problem.scores, Scores) or problem.scores.mask is not None
+    given = not isinstance(problem.scores, Scores)
+    masked = given or problem.scores.mask is not None or _is_padded(problem)
     room = STRIP_TOKENS[tokens == 0 or _is_half(problem)] // (2 if masked else 1)
     if columns * max(tokens, 64) > room:
         return None
     rows = STRIP[masked]
     parts = max(1, min(-(-BUSY // size), -(-n // rows), 16))
-    return Strip(Blocks(rows, columns, 8 if columns > 128 else 4, 2), parts)
+    registers = ALL_REGISTERS if masked or not _is_half(problem) else 0
+    return Strip(Blocks(rows, columns, 8 if columns > 128 else 4, 2, registers), parts)
 
 
 # entries of the scores of a head, in powers of two, that 8 warps hold in 16 registers each; fewer
@@ -114,6 +135,7 @@ class Heads(NamedTuple):
     n: int
     m: int
     warps: int
+    registers: int
 
     def programs(self, batch: int) -> int:
         """How many programs share out a batch."""
@@ -123,7 +145,7 @@ class Heads(NamedTuple):
         """As a kernel takes them."""
         return {
             "GROUP": self.group, "N": self.n, "M": self.m, "num_warps": self.warps,
-            "num_stages": 1,
+            "num_stages": 1, **register_options(self.registers, self.warps),
         }  # fmt: skip
 
     @staticmethod
@@ -142,12 +164,21 @@ def heads_of(problem: Problem, features: int) -> Heads:
     multiplies = features > 0 or _token_width(problem) > 0
     n, m = (max(power_of_two(length), 16 if multiplies else 2) for length in (n, m))
     group = 1 if multiplies else max(1, GROUPED // (n * m))
-    return Heads(group, n, m, max(group * n * m // 512, 2 if multiplies else 1))
+    padded = _is_padded(problem)
+    # where matrices share a program, padding takes registers for each of them
+    entries = 256 if padded and not multiplies else 512
+    warps = max(group * n * m // entries, 2 if multiplies else 1)
+    return Heads(group, n, m, warps, ALL_REGISTERS if multiplies or padded else 0)
 
 
 def _is_half(problem: Problem) -> bool:
     scores = problem.scores
     return isinstance(scores, Scores) and scores.query.dtype.itemsize == 2
+
+
+def _is_padded(problem: Problem) -> bool:
+    scores = problem.scores
+    return scores.query_mask is not None or scores.key_mask is not None
 
 
 def _token_width(problem: Problem) -> int:
