@@ -31,3 +31,12 @@ def short_spans(monkeypatch):
     monkeypatch.setattr(blocks, "ALL", 2)
     monkeypatch.setattr(blocks, "SHORTEST", 2)
     monkeypatch.setattr(blocks, "KEPT", 3)
+
+
+@pytest.fixture
+def ordered_products(monkeypatch):
+    """Scores in the millions are the same bits in every pass; a device has that by its units."""
+    if not torch.cuda.is_available():
+        from interpreter import add_in_order
+
+        add_in_order(monkeypatch)

@@ -134,14 +134,14 @@ def test_as_good_as_the_reference(dtype):
     assert_as_good(lambda: tokens(29), 1 if dtype == torch.bfloat16 else 3, dtype, block=8)
 
 
-@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.usefixtures("small_tiles", "ordered_products")
 @pytest.mark.parametrize("draws", [1, pytest.param(8, marks=slow)])
 def test_extreme_scores_in_float32(draws):
     # queries and keys of 1000 each: scores in the millions
     assert_as_good(lambda: tokens(23, 1000.0), draws, block=6)
 
 
-@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.usefixtures("small_tiles", "ordered_products")
 def test_a_row_that_sees_one_key_has_no_gradient_however_large_tokens_are():
     """Whatever is left of dP minus its mean would be multiplied with keys and queries of 1000."""
     leaves = [x.float().requires_grad_() for x in tokens(23, 1000.0, d=64, e=64)]
@@ -154,7 +154,7 @@ def test_a_row_that_sees_one_key_has_no_gradient_however_large_tokens_are():
 
 
 @slow
-@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.usefixtures("small_tiles", "ordered_products")
 def test_a_sink_that_outweighs_all_others():
     # 90 above all other scores: what is left for these is below what float32 can hold
     n = 40

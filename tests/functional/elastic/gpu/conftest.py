@@ -50,3 +50,12 @@ def form(request):
     if request.param != "short":
         request.getfixturevalue("small_blocks" if request.param == "long" else "fused")
     return request.param
+
+
+@pytest.fixture
+def ordered_products(monkeypatch):
+    """Scores in the millions are the same bits in every pass; a device has that by its units."""
+    if not torch.cuda.is_available():
+        from interpreter import add_in_order
+
+        add_in_order(monkeypatch)

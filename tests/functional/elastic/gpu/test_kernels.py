@@ -68,6 +68,7 @@ def test_as_good_as_the_reference(form, dtype, assert_as_good_as_reference):
     assert_as_good_as_reference("triton", problem, dtype=dtype, draws=1, iters=2)
 
 
+@pytest.mark.usefixtures("ordered_products")
 @pytest.mark.parametrize("size", [30.0, pytest.param(1000.0, marks=pytest.mark.slow)])
 def test_extreme_scores_in_float32(form, size, assert_as_good_as_reference):
     # a single draw says little where all depends on how a few scores are rounded
@@ -75,6 +76,7 @@ def test_extreme_scores_in_float32(form, size, assert_as_good_as_reference):
     assert_as_good_as_reference("triton", lambda: problem(size=size), draws=draws, iters=2)
 
 
+@pytest.mark.usefixtures("ordered_products")
 def test_a_row_that_sees_one_key_has_no_gradient_however_large_tokens_are(form):
     """Whatever is left of dP minus its mean would be multiplied with keys and queries of 1000."""
     n, d = 23, 64
