@@ -148,6 +148,8 @@ def olinear() -> None:
     asked = olinear_study.checks(results)
     put_table("olinear.md", "olinear_verdicts", ("asked", "measured", "holds"), asked)
     put_table("olinear.md", "olinear_published", *olinear_study.published_table(results)[:2])
+    (averages,) = olinear_study.average_table(results)
+    put_table("olinear.md", "olinear_averages", *averages[:2])
     put_table("olinear.md", "olinear_mixers", *olinear_study.mixer_table(results)[:2])
     (axes,) = olinear_study.axes_table(results)
     put_table("olinear.md", "olinear_axes", *axes[:2])

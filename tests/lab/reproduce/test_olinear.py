@@ -84,9 +84,9 @@ def test_only_the_mixer_differs_between_models():
     assert made["learned lam"].blocks[0].attention.operator.lam.requires_grad
 
 
-def rows(errors):
+def rows(errors, horizon=96):
     return [
-        Row(olinear.name_of("etth1", 96, model), seed, {"data": "etth1", "horizon": 96},
+        Row(olinear.name_of("etth1", horizon, model), seed, {"data": "etth1", "horizon": horizon},
             {"mse": mse, "mae": mse})
         for model, each in errors.items() for seed, mse in enumerate(each)
     ]  # fmt: skip
@@ -115,6 +115,30 @@ def test_a_place_without_all_seeds_is_left_out_of_an_average():
     np.testing.assert_allclose(olinear.relative(results, "balanced NormLin", "NormLin"), (10, 10))
     one = olinear.relative(results, "balanced NormLin", "NormLin", places=[("etth2", 96)])
     np.testing.assert_allclose(one, [800])
+
+
+def test_averages_are_over_four_horizons_of_the_models_that_have_all():
+    every = {"NormLin": (1.0, 2.0), "balanced NormLin": (1.0, 4.0), "DLinear": (3.0, 3.0)}
+    found = [row for horizon in (96, 192, 336, 720) for row in rows(every, horizon)]
+    assert olinear.average_table(Results(found[:-6])) == []
+    (table,) = olinear.average_table(Results(found + rows({"no mixing": (1.0, 1.0)})))
+    line = dict(zip(table[0], table[1][0], strict=True))
+    assert line["NormLin"] == "1.500 / 1.500"
+    assert line["balanced NormLin"] == "2.500 / 2.500"
+    assert line["no mixing"] == line["iTransformer"] == ""
+    assert (line["published"], line["another group's run"]) == ("0.424 / 0.424", "0.444 / 0.435")
+
+
+def test_balance_is_judged_for_every_data_set():
+    found = [
+        row
+        for horizon in (96, 720)
+        for row in rows(
+            {"NormLin": (1.0, 2.0, 3.0), "balanced NormLin": (0.98, 1.97, 2.94)}, horizon
+        )
+    ]
+    said = {v.claim: v.holds for v in olinear.checks(Results(found))}
+    assert said["ETTh1 96, 720: balanced NormLin has a lower MSE than NormLin"] == "yes"
 
 
 def test_the_full_set_has_all_data_sets_and_horizons():
