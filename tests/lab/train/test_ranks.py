@@ -21,7 +21,7 @@ PATIENCE = 270.0
 
 
 def launch(count, *words, module=str(Path(together.__file__)), watch=None):
-    """Run processes as torchrun does; their exit codes and errors. None is left behind."""
+    """Run processes as torchrun does; their exit codes and texts. None is left behind."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -48,6 +48,11 @@ def launch(count, *words, module=str(Path(together.__file__)), watch=None):
     return [process.returncode for process in processes], texts
 
 
+def errors_of(texts):
+    """What processes wrote to stderr, for the message of a failed test."""
+    return "\n".join(f"rank {rank}:\n{error}" for rank, (_, error) in enumerate(texts))
+
+
 def tensors_in(folder):
     return load_checkpoint(folder / CHECKPOINT)[1]
 
@@ -67,7 +72,7 @@ def check_equality(tmp_path, count):
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / CHECKPOINT).write_bytes(b"no checkpoint")
     codes, texts = launch(count, "equal,sgd,nan,refused", tmp_path)
-    assert codes == [0] * count, texts
+    assert codes == [0] * count, errors_of(texts)
     for parallel in ("ddp", "fsdp"):
         for name in ("whole", "resumed"):
             assert_near(tmp_path / "one", tmp_path / f"{parallel}-{name}")
@@ -104,7 +109,7 @@ def test_other_numbers_of_processes_train_as_one(tmp_path, count):
     with pytest.raises(together.StoppedError):
         together.train(tmp_path / "stopped", steps=6)
     codes, texts = launch(1, "equal", tmp_path)
-    assert codes == [0], texts
+    assert codes == [0], errors_of(texts)
     assert_near(tmp_path / "one", tmp_path / "fsdp-whole", tolerance=0)
 
 
@@ -112,7 +117,7 @@ def test_other_numbers_of_processes_train_as_one(tmp_path, count):
 def test_every_model_trains_as_one(tmp_path):
     together.models(tmp_path / "one")
     codes, texts = launch(2, "all_models", tmp_path)
-    assert codes == [0, 0], texts
+    assert codes == [0, 0], errors_of(texts)
     for parallel in ("ddp", "fsdp"):
         for number in range(len(together.MODELS)):
             name = str(number)

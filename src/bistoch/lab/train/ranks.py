@@ -1,6 +1,10 @@
 """The processes that train one model together, started by torchrun; usually there is one."""
 
+import atexit
+import functools
+import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -186,3 +190,27 @@ def joined_ranks(
     finally:
         if not was_joined and distributed.is_initialized():
             distributed.destroy_process_group()
+            _end_group_threads()
+            # a model that the caller still has is dropped later
+            atexit.register(_end_group_threads)
+
+
+def _end_group_threads() -> None:
+    """Drop what keeps the threads of a destroyed group, since one left at exit may abort it.
+
+    The threads of gloo end with the last reference to their group. Sharded tensors refer to it by
+    their mesh, and torch keeps descriptions of these tensors in caches, whose names differ from
+    version to version.
+    """
+    caches = [x for x in gc.get_objects() if type(x) is functools._lru_cache_wrapper]
+    for cached in caches:
+        if str(getattr(cached, "__module__", "")).startswith("torch.distributed."):
+            cached.cache_clear()
+    redistribute = sys.modules.get("torch.distributed.tensor._redistribute")
+    for owner, name in (
+        (torch._C, "_clear_DTensor_sharding_propagator_cache"),
+        (redistribute, "clear_redistribute_planner_cache"),
+    ):
+        getattr(owner, name, lambda: None)()
+    # models and their shards refer to each other
+    gc.collect()
