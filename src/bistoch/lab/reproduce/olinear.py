@@ -57,7 +57,7 @@ EVERY = (*MIXERS, *BASELINES)
 # what is compared at every place of ETT, and what else was published as an ablation
 PAIR = (NORMLIN, BALANCED, "DLinear", "iTransformer")
 ABLATION = (*PAIR, "no mixing", "softmax attention")
-# the cells of two hours on two cores: every model at three places, and four horizons of three sets,
+# the cells of three hours on two cores: every model at three places, and four horizons of ETT,
 # whose averages are published, with fewer models where an epoch is long
 RECORDED: Mapping[Place, tuple[str, ...]] = {
     ("etth1", 96): (*EVERY, PUBLISHED_AXES, AXES, AS_PUBLISHED),
@@ -65,7 +65,7 @@ RECORDED: Mapping[Place, tuple[str, ...]] = {
     ("illness", 24): EVERY,
     **{("etth1", horizon): ABLATION for horizon in LONG[1:]},
     **{("etth2", horizon): (*PAIR, "no mixing") for horizon in LONG},
-    **{("ettm1", horizon): PAIR for horizon in LONG},
+    **{(data, horizon): PAIR for data in ("ettm1", "ettm2") for horizon in LONG},
 }
 FULL = tuple((data, horizon) for data in SETTINGS for horizon in SETTINGS[data].horizons
              if data != "waves")  # fmt: skip
