@@ -26,6 +26,7 @@ from bistoch.lab.reproduce.olinear_setup import (
     PUBLISHED_AXES,
     RERUNS,
     SETTINGS,
+    WEEKS,
     Numbers,
     Sizes,
     compare_axes,
@@ -54,11 +55,12 @@ from bistoch.nn import Mixing
 NORMLIN, BALANCED, AXES = "NormLin", "balanced NormLin", "axes"
 Place = tuple[str, int]
 EVERY = (*MIXERS, *BASELINES)
-# what is compared at every place of ETT, and what else was published as an ablation
+# what is compared at every place, and what else was published as an ablation
 PAIR = (NORMLIN, BALANCED, "DLinear", "iTransformer")
 ABLATION = (*PAIR, "no mixing", "softmax attention")
-# the cells of three hours on two cores: every model at three places, and four horizons of ETT,
-# whose averages are published, with fewer models where an epoch is long
+# the cells of about three and a half hours on two cores: every model at three places, all horizons
+# whose averages are published, with fewer models where an epoch is long, and one of Weather, where
+# an epoch is longest
 RECORDED: Mapping[Place, tuple[str, ...]] = {
     ("etth1", 96): (*EVERY, PUBLISHED_AXES, AXES, AS_PUBLISHED),
     ("exchange", 96): EVERY,
@@ -66,6 +68,9 @@ RECORDED: Mapping[Place, tuple[str, ...]] = {
     **{("etth1", horizon): ABLATION for horizon in LONG[1:]},
     **{("etth2", horizon): (*PAIR, "no mixing") for horizon in LONG},
     **{(data, horizon): PAIR for data in ("ettm1", "ettm2") for horizon in LONG},
+    **{("exchange", horizon): ABLATION for horizon in LONG[1:]},
+    **{("illness", horizon): ABLATION for horizon in WEEKS[1:]},
+    ("weather", 96): ABLATION,
 }
 FULL = tuple((data, horizon) for data in SETTINGS for horizon in SETTINGS[data].horizons
              if data != "waves")  # fmt: skip

@@ -85,8 +85,9 @@ SMALL: Sizes = {
         "modelnet10", "set_sinkformer(dim=64)",
         recipe_of(30, 0.75, lr=1e-3, batch_size=64), 128,
     ),
+    # at the published rate of 1e-3 it was still at chance after nine epochs
     "wide": Part(
-        "modelnet10", "set_sinkformer", recipe_of(20, 0.75, lr=1e-3, batch_size=64), 128
+        "modelnet10", "set_sinkformer", recipe_of(15, 0.75, lr=3e-4, batch_size=64), 128
     ),
     "pct": Part(
         "modelnet10", "point_pct(dim=64, summary=256)",
@@ -321,7 +322,7 @@ STUDY = Study(
     "a Set Transformer and a Point Cloud Transformer with 64 features on all clouds of ModelNet10, "
     "128 points each, 30 and 15 epochs, and the encoder for IMDb with two layers of 64 features on "
     "all 25,000 training texts, the first 128 words each, 4 epochs, tested on 5,000 texts. The Set "
-    "Transformer is trained in its published width of 256 too, for 20 epochs. "
+    "Transformer is trained in its published width of 256 too, for 15 epochs, at a rate of 3e-4. "
     "`bistoch reproduce sinkformer-full` runs the published sizes. The published code balances the "
     "pooling of the Set Transformer too, which has one query: that is pooling by the mean.",
     sizes=sizes,
