@@ -244,24 +244,51 @@ def test_tuning_times_the_space_once(tmp_path):
 
     from rich.console import Console
 
-    from bistoch.functional.elastic.triton.blocks import SPACE
+    from bistoch.functional.causal.triton import blocks as causal_blocks
+    from bistoch.functional.elastic.triton import blocks
     from bistoch.functional.kernels.tuning import chosen_blocks, write_blocks
     from bistoch.lab.gpu.tune import run_tuning
 
+    space = {**blocks.SPACE, **causal_blocks.SPACE}
     said, asked = StringIO(), []
 
     def clock(call):
-        sizes = {family: chosen_blocks(family) for family in SPACE}
+        sizes = {family: chosen_blocks(family) for family in space}
         asked.append(sizes)
         return 1 / sum(x[0] * x[1] for x in sizes.values() if x)
 
     arguments = tmp_path, Console(file=said, soft_wrap=True), torch.device("cpu"), 64
     found = run_tuning(*arguments, clock=clock)
-    assert len(asked) == sum(len(candidates) for candidates in SPACE.values())
-    assert found == {name: max(x, key=lambda s: s[0] * s[1]) for name, x in SPACE.items()}
+    assert len(asked) == sum(len(candidates) for candidates in space.values())
+    assert found == {name: max(x, key=lambda s: s[0] * s[1]) for name, x in space.items()}
     assert f"export BISTOCH_TRITON_BLOCKS={write_blocks(found)}" in said.getvalue()
     assert run_tuning(*arguments, clock=clock) == found
-    assert len(asked) == sum(len(candidates) for candidates in SPACE.values())
+    assert len(asked) == sum(len(candidates) for candidates in space.values())
+    with pytest.raises(ValueError, match="up to 64 features, but --dim is 128"):
+        run_tuning(*arguments[:3], 128, clock=clock)
+
+
+def test_tuning_begins_with_the_blocks_of_the_tables():
+    """Chosen by name they are the same kernels, with the same registers."""
+    from bistoch.functional.causal.triton import blocks as causal_blocks
+    from bistoch.functional.elastic.triton import blocks
+    from bistoch.functional.kernels.tuning import use_blocks
+    from bistoch.lab.gpu import causal
+
+    names = ("BLOCK_X", "BLOCK_Y", "num_warps", "num_stages", "maxnreg")
+
+    def kernels():
+        found = table.long_launches(torch.bfloat16, 64, "no mask")
+        found += causal.launches(torch.bfloat16, 64, "sm_90", "no mask")
+        return {(x.kernel.__name__, *map(x.arguments.get, names)) for x in found}
+
+    of_tables = kernels()
+    space = {**blocks.SPACE, **causal_blocks.SPACE}
+    with use_blocks({family: candidates[0] for family, candidates in space.items()}):
+        assert kernels() == of_tables
+    with use_blocks({family: candidates[1] for family, candidates in space.items()}):
+        # one for each of output, queries and keys, and two where rows and columns have their own
+        assert len(of_tables - kernels()) >= 7
 
 
 def test_tuning_needs_a_gpu(tmp_path):

@@ -3,6 +3,7 @@
 As `table` and `cost` are for the elastic family. Counts are exact up to the edges of tiles.
 """
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,9 +13,11 @@ import bistoch
 from bistoch.functional import backends
 from bistoch.functional.causal.triton import blocks
 from bistoch.functional.kernels.gpu import Launch, record_launches
+from bistoch.functional.kernels.tuning import use_blocks
 from bistoch.lab.gpu.compiled import (
     DEVICES,
     DTYPES,
+    MASKS,
     TOKENS,
     WIDTHS,
     Configuration,
@@ -24,17 +27,27 @@ from bistoch.lab.gpu.compiled import (
 from bistoch.lab.gpu.cost import GPUS, Gpu, Work, flash, flash_backward, row_dots
 
 MODULE = "bistoch.functional.causal.triton.backend"
+# whose blocks the families of kernels are
+KERNELS = {"causal_queries": "query_grad_kernel", "causal_keys": "key_grad_kernel"}
 MULTIPROCESSORS = {GPUS["H100"].name: 132, GPUS["MI300X"].name: 304}
 
 
 def configurations(target: str) -> Iterator[tuple[Configuration, Launch]]:
-    """Launches of all kernels as they are on a GPU: all widths, dtypes and masks."""
+    """Launches of all kernels as they are on a GPU: all widths, dtypes, masks, and the space."""
     for name, dtype in DTYPES.items():
         for d in WIDTHS:
             for mask in TOKENS[name]:
                 found = launches(dtype, d, target, mask) + steps(dtype, d, target, mask)
                 for launch in distinct(found):
                     yield Configuration(f"causal, {name}, d = {d}", mask), launch
+    for family, candidates in blocks.SPACE.items():
+        # the first is that of the table
+        for mask, sizes in itertools.product(MASKS, candidates[1:]):
+            with use_blocks({family: sizes}):
+                found = launches(torch.bfloat16, 64, target, mask)
+            title = f"causal, bf16, d = 64, {'x'.join(map(str, sizes))}"
+            for launch in distinct(x for x in found if x.kernel.__name__ == KERNELS[family]):
+                yield Configuration(title, mask), launch
 
 
 def launches(dtype: torch.dtype, d: int, target: str, mask: str = "bias") -> list[Launch]:

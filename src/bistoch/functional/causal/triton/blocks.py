@@ -6,7 +6,7 @@ import torch
 
 from bistoch.functional.elastic.triton.blocks import Blocks, free
 from bistoch.functional.kernels.gpu import width
-from bistoch.functional.kernels.tuning import chosen_blocks
+from bistoch.functional.kernels.tuning import Sizes, chosen_blocks
 
 # entries of a vector over keys that are worked on at a time
 VECTOR = 1024
@@ -53,20 +53,26 @@ PADDED_HIP_TABLE = {
     ("attend", True): (Blocks(64, 16, 4, 2), Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 2)),
 }
 
+# what is worth trying on a device, for half precision tokens of 64 features: twice as many tokens
+# that a program owns. Other tiles of the kernels that own a head spill on some GPU
+SPACE: dict[str, tuple[Sizes, ...]] = {
+    "causal_queries": ((32, 32, 4, 2), (64, 32, 8, 1)),
+    "causal_keys": ((32, 16, 4, 2), (64, 16, 8, 1)),
+}
+
 
 def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
     """The blocks of a kernel for tokens and values of a width, and for the dtype of tokens.
 
     Those that a user chose, else those of the table.
     """
-    half, chosen = arguments["query"].dtype.itemsize == 2, chosen_blocks(f"causal_{kernel}")
-    if chosen is not None:
-        return Blocks(*chosen)
+    half = arguments["query"].dtype.itemsize == 2
     widest = max(arguments["WIDTH"], width(arguments.get("VALUES", 0)))
     padded, own = (PADDED_HIP_TABLE, HIP_TABLE) if IS_HIP else (PADDED_TABLE, TABLE)
     tables = (padded, own, TABLE) if arguments["lengths"] is not None else (own, TABLE)
     row = next(table[kernel, half] for table in tables if (kernel, half) in table)
-    return row[0 if widest <= 64 else 1 if widest <= 128 else 2]
+    found = row[0 if widest <= 64 else 1 if widest <= 128 else 2]
+    return found.unless(chosen_blocks(f"causal_{kernel}"))
 
 
 # heads and tokens from which, without a gradient, keys are split over programs

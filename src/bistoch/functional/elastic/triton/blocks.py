@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from bistoch.functional.kernels.gpu import ALL_REGISTERS, power_of_two, register_options, width
-from bistoch.functional.kernels.tuning import chosen_blocks
+from bistoch.functional.kernels.tuning import Sizes, chosen_blocks
 from bistoch.functional.problem import Problem, Scores
 
 
@@ -22,6 +22,17 @@ class Blocks(NamedTuple):
     def count(self, length: int) -> int:
         """How many programs share out so many tokens."""
         return -(-length // self.x)
+
+    def unless(self, chosen: Sizes | None) -> "Blocks":
+        """Those that somebody chose, with registers as the compiler likes; else these.
+
+        >>> blocks = free(64, 32, 4, 2)
+        >>> blocks.unless(None) == blocks.unless((64, 32, 4, 2)) == blocks
+        True
+        >>> blocks.unless((64, 64, 4, 2))
+        Blocks(x=64, y=64, warps=4, stages=2, registers=0)
+        """
+        return self if chosen is None or chosen == self[:4] else Blocks(*chosen)
 
     def arguments(self) -> dict[str, Any]:
         """As a kernel takes them."""
@@ -60,7 +71,7 @@ TABLE = {
 
 # what is worth trying on a device, for half precision tokens of 64 features: a pass that owns twice
 # as many tokens reads half as much from the cache, and leaves room for fewer programs
-SPACE = {
+SPACE: dict[str, tuple[Sizes, ...]] = {
     "steps": ((64, 64, 4, 2), (128, 32, 8, 2)),
     "output": ((64, 64, 4, 2), (128, 32, 8, 1)),
     "vectors": ((64, 64, 4, 2), (128, 64, 8, 2)),
@@ -72,14 +83,13 @@ def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
 
     Those that a user chose, else those of the table.
     """
-    half, chosen = arguments["query"].dtype.itemsize == 2, chosen_blocks(kernel)
-    if chosen is not None:
-        return Blocks(*chosen)
+    half = arguments["query"].dtype.itemsize == 2
     widest = max(arguments["WIDTH"], width(arguments.get("VALUES", 0)))
     found = TABLE[kernel, half][0 if widest <= 64 else 1 if widest <= 128 else 2]
     padded = arguments["query_real"] is not None or arguments["key_real"] is not None
     # without products of tokens, and padding, the compiler's own choice spills nothing
-    return found if arguments["FEATURES"] or padded else found._replace(registers=0)
+    found = found if arguments["FEATURES"] or padded else found._replace(registers=0)
+    return found.unless(chosen_blocks(kernel))
 
 
 # programs that keep a GPU busy; a head is shared by so many that there are at least these
