@@ -27,11 +27,11 @@ def qdsformer() -> None:
 
 def draw(results: Results) -> Figure:
     """Accuracies on two data sets, and what the models' own plans keep of the class."""
-    operators = list(study.PARTS["fashion-mnist"])
+    operators = list(study.GROUPS["fashion-mnist"])
     panels = {
         "FashionMNIST, accuracy (%)": (lambda name: name, "test.accuracy"),
-        "4000 digits, accuracy (%)": (
-            lambda name: study.part_of("mnist", name), "test.accuracy"
+        "MNIST, accuracy (%)": (
+            lambda name: study.cell_of("mnist", name), "test.accuracy"
         ),
         "class of the nearest plan right (%)": (own_plans_of, "trained.nearest"),
     }  # fmt: skip

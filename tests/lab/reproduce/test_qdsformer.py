@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 from bistoch.lab.reproduce import qdsformer, qdsformer_plans
-from bistoch.lab.reproduce.qdsformer import STUDY
+from bistoch.lab.reproduce.qdsformer import FULL_STUDY, STUDY
 from bistoch.lab.study import Results, Row, Settings, run_study
 from bistoch.lab.train import Setup, new_model, open_task
 
@@ -40,8 +40,8 @@ def test_the_eight_token_study(tmp_path, monkeypatch):
     for name in list(qdsformer.OPERATORS)[2:]:
         monkeypatch.delitem(qdsformer.OPERATORS, name)
     for data, few in (("fashion-mnist", 1), ("mnist", 2)):
-        names = dict(list(qdsformer.PARTS[data].items())[:few])
-        monkeypatch.setitem(qdsformer.PARTS, data, names)
+        names = dict(list(qdsformer.GROUPS[data].items())[:few])
+        monkeypatch.setitem(qdsformer.GROUPS, data, names)
     page = run_study(STUDY, smoke, Console(quiet=True)).read_text(encoding="utf-8")
     assert "smoke run" in page
     assert "softmax 88.9 ± 0.1" in page
@@ -104,8 +104,8 @@ def test_parts_are_compared_with_softmax_on_the_same_part():
     circuit = "quantum(layers=8)"
     scores = {"softmax": (0.885, 0.887, 0.886)}
     for data, lead in (("fashion-mnist", 0.02), ("mnist", -0.02)):
-        scores[qdsformer.part_of(data, "softmax")] = (0.80, 0.81, 0.82)
-        scores[qdsformer.part_of(data, circuit)] = (0.80 + lead, 0.811 + lead, 0.82 + lead)
+        scores[qdsformer.cell_of(data, "softmax")] = (0.80, 0.81, 0.82)
+        scores[qdsformer.cell_of(data, circuit)] = (0.80 + lead, 0.811 + lead, 0.82 + lead)
     results = results_of(10, **scores)
     _, fashion, digits, steady = qdsformer.tables(results)
     assert [row[0] for row in fashion.rows] == ["softmax", circuit]
@@ -115,12 +115,51 @@ def test_parts_are_compared_with_softmax_on_the_same_part():
     assert "first 4000" in fashion.caption
     lines = [row[:4] for row in steady.rows]
     assert lines[0] == ["fashion-mnist, all", "softmax", "0.10", "0.1"]
-    assert lines[2] == ["fashion-mnist", circuit, "1.00", "0.2"]
+    assert lines[2] == ["fashion-mnist, part", circuit, "1.00", "0.2"]
+    assert lines[4] == ["mnist, all", circuit, "1.00", "0.1"]
     verdicts = {one.claim: one.holds for one in qdsformer.checks(results)}
     assert verdicts["part of fashion-mnist: quantum(layers=8): a higher accuracy than softmax"] == (
         "yes"
     )
-    assert verdicts["part of mnist: quantum(layers=8): a higher accuracy than softmax"] == (
+    assert verdicts["all of mnist: quantum(layers=8): a higher accuracy than softmax"] == (
         "no, the opposite"
     )
-    assert verdicts["part of mnist: quantum(layers=8): closer seeds than softmax"] == "inconclusive"
+    assert verdicts["all of mnist: quantum(layers=8): closer seeds than softmax"] == "inconclusive"
+
+
+def test_mnist_is_trained_whole_and_the_full_study_has_deep_circuits(tmp_path):
+    options = {cell.name: cell.options for cell in STUDY.cells(False)}
+    assert options["all of mnist: softmax"]["samples"] is None
+    assert options["part of fashion-mnist: softmax"]["samples"] == 4000
+    deep = "quantum(layers=16, scale=0.01)"
+    assert not any("layers=16" in name for name in options)
+    full = {cell.name: cell.options for cell in FULL_STUDY.cells(False)}
+    assert options.items() < full.items()
+    assert full[deep] == {"operator": deep}
+    assert full[f"all of mnist: {deep}"] == {"operator": deep, "data": "mnist", "samples": None}
+    assert FULL_STUDY.sizes(Settings(out=tmp_path)).recipe.epochs == 50
+    # its own accuracies stand where otherwise only the published one does
+    scores = dict.fromkeys(("softmax", deep, "quantum(layers=16)"), (0.885, 0.887, 0.886))
+    table, _ = qdsformer.tables(results_of(None, **scores))
+    assert [row[-1] for row in table.rows[1:]] == ["circuit of 16 layers 90.0 ± 0.2"] * 2
+
+
+def test_plans_of_small_angles_are_judged_too():
+    circuit = "quantum(layers=8, scale=0.01)"
+    lines = {
+        qdsformer_plans.plans_of(name): {"grid": {"distinct": 1.0}, "trained": far}
+        for name in qdsformer_plans.COMPARED
+        for far in [{"apart": 1.0, "order": 0.5, "nearest": 0.5}]
+    }
+    for name, apart in (
+        ("softmax", 1.0), ("sinkhorn(backend='cpu')", 2.0), ("quantum(layers=8)", 0.5),
+        (circuit, 1.5),
+    ):  # fmt: skip
+        trained = {"apart": apart, "order": 0.5, "nearest": 0.5}
+        lines[qdsformer_plans.own_plans_of(name)] = {"trained": trained}
+    rows = [Row(name, seed, {}, result) for name, result in lines.items() for seed in range(3)]
+    found = {one.claim: one.holds for one in qdsformer_plans.plan_checks(Results(rows, {}))}
+    text = "own scores{}: plans of the circuit further apart than {}"
+    assert found[text.format(", small angles", "softmax")] == "yes"
+    assert found[text.format(", small angles", "sinkhorn")] == "no, the opposite"
+    assert found[text.format("", "softmax")] == "no, the opposite"

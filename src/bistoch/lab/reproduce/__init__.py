@@ -35,6 +35,7 @@ STUDIES = MappingProxyType({
         zero_training.STUDY,
         monarch_conversion.STUDY,
         qdsformer.STUDY,
+        qdsformer.FULL_STUDY,
         causal_lm.STUDY,
         retrieval.STUDY,
         hubs.STUDY,

@@ -70,7 +70,7 @@ RECORDED: Mapping[Place, tuple[str, ...]] = {
     **{(data, horizon): PAIR for data in ("ettm1", "ettm2") for horizon in LONG},
     **{("exchange", horizon): ABLATION for horizon in LONG[1:]},
     **{("illness", horizon): ABLATION for horizon in WEEKS[1:]},
-    ("weather", 96): ABLATION,
+    ("weather", 96): (*PAIR, "no mixing"),
 }
 FULL = tuple((data, horizon) for data in SETTINGS for horizon in SETTINGS[data].horizons
              if data != "waves")  # fmt: skip

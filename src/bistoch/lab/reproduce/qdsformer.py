@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from bistoch.lab.compare.attention import measure
 from bistoch.lab.compare.draw import draw_curves
 from bistoch.lab.data import Dataset, load
-from bistoch.lab.reproduce.qdsformer_operators import CIRCUIT, CIRCUITS, OPERATORS, PARTS
+from bistoch.lab.reproduce.qdsformer_operators import (
+    CIRCUIT,
+    CIRCUITS,
+    GROUPS,
+    OPERATORS,
+    SAMPLES,
+    Published,
+)
 from bistoch.lab.reproduce.qdsformer_plans import (
     COMPARED,
     measure_own_plans,
@@ -58,7 +65,7 @@ from bistoch.lab.train import (
     train_run,
 )
 
-SAMPLES, SAMPLES_SMOKE = 4000, 100
+SAMPLES_SMOKE = 100
 FASHION_SMALL = "fashion-mnist-small"
 # test pictures whose scores are turned into plans
 PICTURES = 500
@@ -104,18 +111,34 @@ def recipe_of(epochs: int | None) -> Recipe:
 def cells(smoke: bool) -> list[Cell]:
     """One per operator and data set, the plans of their scores, and the time of a training step."""
     trained = [Cell(operator, {"operator": operator}) for operator in OPERATORS]
-    samples = SAMPLES_SMOKE if smoke else SAMPLES
-    for data, names in PARTS.items():
+    for data, names in GROUPS.items():
+        samples = SAMPLES_SMOKE if smoke else SAMPLES[data]
         more = {"data": FASHION_SMALL if smoke else data, "samples": samples}
-        trained += [Cell(part_of(data, name), {"operator": name, **more}) for name in names]
+        trained += [Cell(cell_of(data, name), {"operator": name, **more}) for name in names]
     compared = [Cell(plans_of(name), {"plans": name}) for name in COMPARED]
-    compared += [Cell(own_plans_of(name), {"own": name}) for name in PARTS["fashion-mnist"]]
+    compared += [Cell(own_plans_of(name), {"own": name}) for name in GROUPS["fashion-mnist"]]
     return [*trained, *compared, Cell("time", seeded=False)]
 
 
-def part_of(data: str, operator: str) -> str:
-    """The name of the cell of an operator on a part of a data set."""
-    return f"part of {data}: {operator}"
+# the circuits of the published main results, which take twice as long
+DEEP = ("quantum(layers=16)", "quantum(layers=16, scale=0.01)")
+
+
+def full_cells(smoke: bool) -> list[Cell]:
+    """Also circuits of sixteen layers, on both data sets."""
+    found, more = cells(smoke), {"data": FASHION_SMALL, "samples": SAMPLES_SMOKE} if smoke else {}
+    deep = [Cell(name, {"operator": name, **more}) for name in DEEP]
+    digits = {"data": "mnist", "samples": None} | more
+    return [*deep, *(Cell(cell_of("mnist", x), {"operator": x, **digits}) for x in DEEP), *found]
+
+
+def cell_of(data: str, operator: str) -> str:
+    """The name of the cell of an operator on another data set, or on a part of one.
+
+    >>> cell_of("fashion-mnist", "softmax"), cell_of("mnist", "softmax")
+    ('part of fashion-mnist: softmax', 'all of mnist: softmax')
+    """
+    return f"{'all' if SAMPLES[data] is None else 'part'} of {data}: {operator}"
 
 
 def run(cell: Cell, seed: int, context: Context) -> Result:
@@ -165,7 +188,7 @@ def _train(
 
 def _scores(operator: str, seed: int, context: Context) -> tuple[Tensor, Tensor, Tensor]:
     """Scores and plans of both layers of a trained model, and the classes of the pictures."""
-    name = part_of("fashion-mnist", operator)
+    name = cell_of("fashion-mnist", operator)
     context.result(name)
     options = context.runner.cells[name].options
     model, _, task = _train(options, seed, context, context.folder_of(name), context.on_step)
@@ -190,12 +213,12 @@ def _open(data: str, samples: int | None = None) -> Task:
 
 def lines_of(results: Results) -> list[str]:
     """The operators that were trained, in order."""
-    return [name for name in OPERATORS if name in results.names]
+    return [name for name in (*OPERATORS, *DEEP) if name in results.names]
 
 
-def parts_of(results: Results, data: str) -> dict[str, str]:
-    """The operators that were trained on a part of a data set, by the names of their cells."""
-    cells = {part_of(data, operator): operator for operator in PARTS[data]}
+def group_of(results: Results, data: str) -> dict[str, str]:
+    """The operators that were trained on another data set, by the names of their cells."""
+    cells = {cell_of(data, operator): operator for operator in (*GROUPS[data], *DEEP)}
     return {name: operator for name, operator in cells.items() if name in results.names}
 
 
@@ -222,28 +245,33 @@ def tables(results: Results) -> list[Table]:
         SCORES, NOTE + _shortened(results), names=names, baseline="softmax",
         more={
             "step, over softmax": times,
-            "published (%)": {name: str(known or "") for name, known in OPERATORS.items()},
+            "published (%)": {name: _published(OPERATORS, name) for name in names},
         },
     )  # fmt: skip
-    blank = [""] * (len(made.head) - 1)
-    found = [made._replace(rows=[*made.rows, [*blank, str(CIRCUIT)]])]
-    for data, known in PARTS.items():
-        parts = parts_of(results, data)
-        if parts:
+    # what is published of a circuit that was not trained
+    blank = [] if DEEP[0] in names else [[*[""] * (len(made.head) - 1), str(CIRCUIT)]]
+    found = [made._replace(rows=[*made.rows, *blank])]
+    for data, known in GROUPS.items():
+        group = group_of(results, data)
+        if group:
             more = {
-                "step, over softmax": {name: times.get(x, "") for name, x in parts.items()},
-                "published (%)": {name: str(known[x] or "") for name, x in parts.items()},
+                "step, over softmax": {name: times.get(x, "") for name, x in group.items()},
+                "published (%)": {name: _published(known, x) for name, x in group.items()},
             }
-            samples = results.options(next(iter(parts)))["samples"]
+            samples = results.options(next(iter(group)))["samples"]
+            note = ALL_NOTE if samples is None else PART_NOTE.format(samples=samples)
             table = results.table(
-                SCORES, PART_NOTE.format(samples=samples), names=list(parts),
-                baseline=part_of(data, "softmax"), more=more,
+                SCORES, note + _shortened(results), names=list(group),
+                baseline=cell_of(data, "softmax"), more=more,
             )  # fmt: skip
             found.append(_with_operators(table))
     groups = {"fashion-mnist, all": ({name: name for name in names}, OPERATORS)}
-    groups |= {data: (parts_of(results, data), known) for data, known in PARTS.items()}
+    groups |= {
+        f"{data}, {'all' if SAMPLES[data] is None else 'part'}": (group_of(results, data), known)
+        for data, known in GROUPS.items()
+    }
     steady = {
-        name: (data, operator, str(getattr(known[operator], "spread", None) or ""))
+        name: (data, operator, str(getattr(known.get(operator), "spread", None) or ""))
         for data, (cells, known) in groups.items()
         for name, operator in cells.items()
         # older records do not have it
@@ -252,6 +280,10 @@ def tables(results: Results) -> list[Table]:
     if steady:
         found.append(stability_table(results, steady))
     return [*found, *map(_with_operators, plan_tables(results)), *step_tables(results)]
+
+
+def _published(known: Mapping[str, Published | None], operator: str) -> str:
+    return str(CIRCUIT if operator in DEEP else known.get(operator) or "")
 
 
 def _with_operators(table: Table) -> Table:
@@ -267,6 +299,7 @@ PART_NOTE = (
     "The first {samples} training and test pictures. Published with 60000 for training: compare "
     "ours with ours."
 )
+ALL_NOTE = "All training and test pictures."
 NOTE = (
     "Published: two layers, five seeds, validation accuracy; of which epoch is not said. Ours is "
     "the accuracy on the test pictures after the last epoch; nothing was chosen by it. The best "
@@ -304,7 +337,7 @@ def _falls(recipe: Recipe) -> str:
 def checks(results: Results) -> list[Verdict]:
     """What is published of accuracy, stability and plans, and what is hoped for."""
     groups = [{name: name for name in lines_of(results)}]
-    groups += [parts_of(results, data) for data in PARTS]
+    groups += [group_of(results, data) for data in GROUPS]
     found = [
         results.claim(
             f"{name}: a higher accuracy than softmax", name, base, "test.accuracy",
@@ -317,7 +350,7 @@ def checks(results: Results) -> list[Verdict]:
     for group in groups:
         cells = {operator: name for name, operator in group.items()}
         others = [cells[name] for name in ("softmax", "sinkhorn(backend='cpu')") if name in cells]
-        for circuit in (cells[name] for name in CIRCUITS if name in cells):
+        for circuit in (cells[name] for name in (*CIRCUITS, *DEEP) if name in cells):
             found += stability_checks(results, circuit, others)
     return found + plan_checks(results)
 
@@ -344,7 +377,7 @@ STUDY = Study(
     question="Does balance help a small vision Transformer, and how much of it is enough?",
     source="Born et al., QDSFormer, NeurIPS 2025, arXiv 2504.16275",
     about="FashionMNIST, a picture as seven stripes and a class token, two layers of one head; the "
-    "same on a part of it and of MNIST, and the plans that operators make of the same scores. For "
+    "same on a part of it and on MNIST, and the plans that operators make of the same scores. For "
     "one seed all operators start from the same weights and see the same pictures in the same "
     "order.",
     sizes=sizes,
@@ -356,3 +389,8 @@ STUDY = Study(
     caption="Mean over seeds by epoch; the band reaches from the lowest seed to the highest.",
     epochs=RECIPE.epochs,
 )
+# the published epochs, seeds and depth of the circuit: a day on two cores
+FULL_STUDY = replace(
+    STUDY, name="qdsformer-full", title="The eight-token vision Transformer of QDSFormer, in full",
+    cells=full_cells, seeds=(0, 1, 2, 3, 4),
+)  # fmt: skip

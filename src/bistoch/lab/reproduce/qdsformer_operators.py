@@ -35,24 +35,26 @@ OPERATORS: dict[str, Published | None] = {
 CIRCUIT = Published("circuit of 16 layers", 90.0, 0.2)
 
 
-def part(
+def group(
     softmax: Published, sinkhorn: Published, qr: Published, circuit: Published
 ) -> dict[str, Published | None]:
-    """The operators that are trained on a part of a data set, and what is published of them."""
+    """The operators that are trained on another data set, and what is published of them."""
     return {
         "softmax": softmax, "sinkhorn(backend='cpu')": sinkhorn, "orthogonal(method='lq')": qr,
         "elastic(learn='head', backend='cpu')": None, **dict.fromkeys(CIRCUITS, circuit),
     }  # fmt: skip
 
 
-# the same model on the first pictures of two data sets, whose plans are compared too
-PARTS: dict[str, dict[str, Published | None]] = {
-    "fashion-mnist": part(
+# the same model on the first pictures of FashionMNIST, whose plans are compared too, and on MNIST
+GROUPS: dict[str, dict[str, Published | None]] = {
+    "fashion-mnist": group(
         Published("softmax", 88.9, 0.1), Published("Sinkhorn", 89.1, 0.7),
         Published("QR", 89.3, 0.1), Published("circuit", 90.0, 0.2),
     ),
-    "mnist": part(
+    "mnist": group(
         Published("softmax", 98.1, 0.3), Published("Sinkhorn", 98.2, 0.3),
         Published("QR", 98.3, 0.1), Published("circuit", 98.4, 0.1),
     ),
 }  # fmt: skip
+# pictures of training and of test; None is all
+SAMPLES: dict[str, int | None] = {"fashion-mnist": 4000, "mnist": None}
