@@ -111,3 +111,12 @@ def spread(values: Sequence[float], scale: float = 1.0, form: str = ".1f") -> st
         return "none"
     middle = f"{scale * mean(values):{form}}"
     return middle if len(values) < 2 else f"{middle} ± {scale * stdev(values):{form}}"
+
+
+def seeds_of(count: int) -> str:
+    """How many seeds a number is of.
+
+    >>> seeds_of(1), seeds_of(3)
+    ('1 seed', '3 seeds')
+    """
+    return "1 seed" if count == 1 else f"{count} seeds"

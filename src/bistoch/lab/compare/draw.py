@@ -30,6 +30,17 @@ def colours_of(operators: Sequence[str]) -> dict[str, str]:
     return {name: found.get(name, "#000000") for name in operators}
 
 
+def repeats_of(operators: Sequence[str]) -> set[str]:
+    """The operators whose colour another one has already, since there are more than colours.
+
+    >>> repeats_of(["softmax", *"abcdefg"])
+    {'g'}
+    """
+    colours = list(colours_of(operators).items())
+    return {name for i, (name, colour) in enumerate(colours)
+            if colour in [other for _, other in colours[:i]]}  # fmt: skip
+
+
 def draw_opening(
     scores: Mapping[str, Sequence[float]],
     peaks: Mapping[str, float],
@@ -147,14 +158,14 @@ def _draw_lines(
     *,
     band: bool,
 ) -> tuple[Any, list[Any]]:
-    colours = colours_of(list(found))
+    colours, dashed = colours_of(list(found)), repeats_of(list(found))
     figure, axes = grid(len(panels), across, width=3.6, height=3.1)
     for panel, (name, title) in zip(axes, panels.items(), strict=True):
         for operator, numbers in found.items():
             values, colour = numbers[name], colours[operator]
             x = np.arange(_first(name), _first(name) + values.shape[1])
             panel.plot(x, values.mean(0), color=colour, label=operator, marker="o", markersize=3,
-                       linewidth=1.4)  # fmt: skip
+                       linewidth=1.4, linestyle="--" if operator in dashed else "-")  # fmt: skip
             if band:
                 panel.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.15,
                                    linewidth=0)  # fmt: skip

@@ -22,6 +22,7 @@ from bistoch.lab.compare.summary import (
     Row,
     baseline_of,
     drift_curves,
+    drift_of_seeds,
     drift_table,
     has_drift,
     lam_table,
@@ -149,6 +150,9 @@ def _add_drift(report: Report, rows: Sequence[Row]) -> None:
         "deviation": "mean of all layers", "deviation first": "first layer",
         "deviation last": "last layer",
     }  # fmt: skip
+    if all(drift_of_seeds(row).shape[-1] == 1 for row in rows):
+        # one layer, of which all three would be the same
+        panels = {"deviation": "the only layer"}
     draw = partial(draw_curves, {row.operator: drift_curves(row) for row in rows}, panels)
     report.figure(
         draw, "Mean distance of a column mass from its even share: 0 for a doubly stochastic plan. "

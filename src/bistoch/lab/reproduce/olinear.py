@@ -35,7 +35,7 @@ from bistoch.lab.reproduce.olinear_setup import (
     open_forecast,
     recipe_of,
 )
-from bistoch.lab.stats import difference, spread
+from bistoch.lab.stats import difference, seeds_of, spread
 from bistoch.lab.study import (
     Cell,
     Column,
@@ -184,8 +184,8 @@ def _claim(
 ) -> Verdict:
     each = relative(results, ours, base, places=places)
     found = difference(each)
-    seeds = "1 seed" if len(each) == 1 else f"{len(each)} seeds"
-    return Verdict(text, f"{found.text('.2f')} %, {seeds}", found.verdict(larger=False))
+    measured = f"{found.text('.2f')} %, {seeds_of(len(each))}"
+    return Verdict(text, measured, found.verdict(larger=False))
 
 
 def checks(results: Results) -> list[Verdict]:

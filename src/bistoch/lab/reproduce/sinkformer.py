@@ -15,7 +15,7 @@ import numpy as np
 from bistoch.lab.compare.attention import column_deviations, drift_of
 from bistoch.lab.data import Dataset, load
 from bistoch.lab.drawing import PALETTE, grid, tidy
-from bistoch.lab.stats import difference
+from bistoch.lab.stats import difference, seeds_of
 from bistoch.lab.study import (
     Cell,
     Column,
@@ -277,7 +277,7 @@ def checks(results: Results) -> list[Verdict]:
             found.append(
                 Verdict(
                     f"{TITLES[task]}: softmax is nearer to balance at the end than {when}",
-                    f"{change.text()}, {len(each)} seeds", change.verdict(larger=False),
+                    f"{change.text()}, {seeds_of(len(each))}", change.verdict(larger=False),
                 )
             )  # fmt: skip
     return found

@@ -5,7 +5,7 @@ from statistics import stdev
 
 import numpy as np
 
-from bistoch.lab.stats import INCONCLUSIVE, OPPOSITE, YES, spread
+from bistoch.lab.stats import INCONCLUSIVE, OPPOSITE, YES, seeds_of, spread
 from bistoch.lab.store import Result
 from bistoch.lab.study import Results, Table, Verdict
 
@@ -40,7 +40,7 @@ def compare_spreads(text: str, ours: Sequence[float], theirs: Sequence[float]) -
     degrees = len(ours) - 1, len(theirs) - 1
     ratio = stdev(ours) / stdev(theirs)
     low, high = (ratio / float(f.ppf(q, *degrees)) ** 0.5 for q in (0.975, 0.025))
-    measured = f"ratio {ratio:.2f} [{low:.2f}, {high:.2f}], {len(ours)} seeds"
+    measured = f"ratio {ratio:.2f} [{low:.2f}, {high:.2f}], {seeds_of(len(ours))}"
     holds = YES if high < 1 else OPPOSITE if low > 1 else INCONCLUSIVE
     return Verdict(text, measured, holds)
 

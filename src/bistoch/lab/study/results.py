@@ -6,7 +6,14 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from bistoch.lab.report import Table, show
-from bistoch.lab.stats import Difference, Verdict, bootstrap_difference, difference, spread
+from bistoch.lab.stats import (
+    Difference,
+    Verdict,
+    bootstrap_difference,
+    difference,
+    seeds_of,
+    spread,
+)
 from bistoch.lab.store import Result
 
 # a number of a result: a key, keys of nested results joined by dots, or a function
@@ -134,9 +141,8 @@ class Results:
         if found is None:
             return Verdict(text, "not measured", "inconclusive")
         count = len(self.by_seed(ours).keys() & self.by_seed(baseline).keys())
-        seeds = "1 seed" if count == 1 else f"{count} seeds"
         measured = " ".join(filter(None, (found.text(form, scale), unit)))
-        return Verdict(text, f"{measured}, {seeds}", found.verdict(larger=larger))
+        return Verdict(text, f"{measured}, {seeds_of(count)}", found.verdict(larger=larger))
 
     def table(
         self,
