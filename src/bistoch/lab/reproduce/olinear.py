@@ -253,7 +253,7 @@ def mixer_table(results: Results) -> Table:
         return name_of(options["data"], options["horizon"], NORMLIN)
 
     lams = {
-        name: f"{spread([mean(lam) for lam in results.values(name, 'lam')], form='.2f')}"
+        name: lam_text(results.values(name, "lam"))
         for name in results.names if results.values(name, "lam")
     }  # fmt: skip
     sums = {
@@ -261,11 +261,22 @@ def mixer_table(results: Results) -> Table:
         for name in lams
     }
     return results.table(
-        columns, "Differences to NormLin, paired by seed, with 95 % intervals. Lam and largest "
-        "column sum: of the trained matrices.", baseline=base,
+        columns, "Differences to NormLin, paired by seed, with 95 % intervals. Lam, by block if "
+        "it was learned, and largest column sum: of the trained matrices.", baseline=base,
         names=[n for n in results.names if results.options(n).get("model") != AXES],
         more={"lam": lams, "largest column sum": sums},
     )  # fmt: skip
+
+
+def lam_text(lams: list[list[float]]) -> str:
+    """The elasticity by block, mean and deviation over seeds; one number if all are the same.
+
+    >>> lam_text([[0.5, 0.5], [0.5, 0.5]]), lam_text([[0.25, 0.5], [0.75, 0.5]])
+    ('0.50', '0.50 ± 0.35, 0.50 ± 0.00')
+    """
+    if len({lam for seed in lams for lam in seed}) == 1:
+        return f"{lams[0][0]:.2f}"
+    return ", ".join(spread(block, form=".2f") for block in zip(*lams, strict=True))
 
 
 def average_table(results: Results) -> list[Table]:
@@ -321,7 +332,8 @@ def figure(results: Results) -> Any:
     for place in places_of(results):
         panels_of.setdefault(place[0], []).append(place)
     measured = {results.options(name).get("model") for name in results.names}
-    models = [m for m in (*MIXERS, PUBLISHED_AXES, *BASELINES) if m in measured - {NORMLIN}][::-1]
+    known = (*MIXERS, PUBLISHED_AXES, AS_PUBLISHED, *BASELINES)
+    models = [model for model in known if model in measured - {NORMLIN}][::-1]
     made, panels = grid(len(panels_of), 3, width=3.9, height=3.1)
     for axes, (data, places) in zip(panels, panels_of.items(), strict=True):
         for height, model in enumerate(models):
