@@ -77,6 +77,24 @@ def test_extreme_scores_in_float32(form, size, assert_as_good_as_reference):
 
 
 @pytest.mark.usefixtures("ordered_products")
+def test_gradients_of_potentials_at_large_scores_in_float32(form):
+    """What iterations add to dS has to cancel where rows see one key, to the last bit of a score."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = [100 * torch.randn(1, n, 32, generator=generator) for n in (37, 13)]
+    waves = torch.linspace(0, 3, 37).cos(), torch.linspace(0, 7, 13).sin()
+
+    def grads(backend, dtype):
+        leaves = [x.to(dtype).requires_grad_() for x in tokens]
+        found = bistoch.elastic_potentials(*leaves, iters=3, backend=backend)
+        loss = sum((x * w.to(dtype)).sum() for x, w in zip(found[:2], waves, strict=True))
+        return [x.double() for x in torch.autograd.grad(loss, leaves)]
+
+    exact, found = grads("reference", torch.float64), grads("triton", torch.float32)
+    for one, other in zip(exact, found, strict=True):
+        assert (other - one).norm() < 1e-6 * one.norm()
+
+
+@pytest.mark.usefixtures("ordered_products")
 def test_a_row_that_sees_one_key_has_no_gradient_however_large_tokens_are(form):
     """Whatever is left of dP minus its mean would be multiplied with keys and queries of 1000."""
     n, d = 23, 64

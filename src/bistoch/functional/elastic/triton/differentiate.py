@@ -29,6 +29,9 @@ from bistoch.functional.problem import GivenScores, Problem, Solution
 # the largest logarithm of a factor of the rank-2T form; a plan that underflows then hides no more
 # than exp(2 * 20 - 87)
 FACTOR_LIMIT = 20.0
+# the largest potential beside which the rounding of a score, which the factors do not share, is
+# small: 4e-6 of an entry of the plan
+SCORE_LIMIT = 64.0
 
 
 def backward(
@@ -200,11 +203,14 @@ def _factors(replay: _Replay, step_grads: Tensor, row_grads: Tensor) -> _Factors
     )
     logs = (rows_to_c, rows_to_r, columns_to_c, columns_to_r)
     worst = torch.stack([x.abs().amax((1, 2)) for x in logs]).amax(0)
+    potentials = torch.where(alive, row[:, -1:], 0), torch.where(seen, replay.columns[:, -1:], 0)
+    largest = torch.stack([x.abs().amax((1, 2)) for x in potentials]).amax(0)
+    exact = (worst > FACTOR_LIMIT) | (largest > SCORE_LIMIT)
     on_rows, on_columns = running & alive, running & seen
     left = torch.where(on_rows, rows_to_c.exp(), 0), row_grads * rows_to_r.exp()
     right = step_grads * columns_to_c.exp(), torch.where(on_columns, columns_to_r.exp(), 0)
     row_factor, column_factor = (torch.cat(x, 1).mT.contiguous() for x in (left, right))
-    return _Factors(row_factor, column_factor, (worst > FACTOR_LIMIT).to(torch.int32))
+    return _Factors(row_factor, column_factor, exact.to(torch.int32))
 
 
 def _tokens(replay: _Replay, column_grads: Tensor, row_grads: Tensor, grads: Gradients) -> None:
