@@ -78,7 +78,7 @@ def test_extreme_scores_in_float32(form, size, assert_as_good_as_reference):
 
 @pytest.mark.usefixtures("ordered_products")
 def test_gradients_of_potentials_at_large_scores_in_float32(form):
-    """What iterations add to dS has to cancel where rows see one key, to the last bit of a score."""
+    """What iterations add to dS cancels where rows see one key, to the last bit of a score."""
     generator = torch.Generator().manual_seed(1)
     tokens = [100 * torch.randn(1, n, 32, generator=generator) for n in (37, 13)]
     waves = torch.linspace(0, 3, 37).cos(), torch.linspace(0, 7, 13).sin()
