@@ -191,6 +191,8 @@ def predict(
     writer = csv.writer(table, lineterminator="\n")
     if restored.config["kind"] == "series":
         forecast = series.predict_series(restored, samples, pictures=pictures)
+        for note in forecast.notes:
+            typer.echo(note, err=True)
         writer.writerows(forecast.table())
         if plot is not None:
             write_whole(plot, series.draw_forecast(forecast))

@@ -10,7 +10,8 @@ from jaxtyping import Float
 
 from bistoch.lab.data import AS_THEY_ARE, DataError, Pictures
 from bistoch.lab.data.read_files import form_of
-from bistoch.lab.data.read_series import Columns, read_columns
+from bistoch.lab.data.read_series import Columns, read_own_columns
+from bistoch.lab.data.series_dates import date_texts, gap_note
 from bistoch.lab.drawing import PALETTE, QUIET, RULE, grid, tidy, to_png
 from bistoch.lab.train.run import Restored
 
@@ -20,21 +21,23 @@ MOST_PANELS = 12
 
 
 class SeriesForecast(NamedTuple):
-    """The rows that a model expects after the last of a file, and the last ones it was given."""
+    """The rows that a model expects after the last of a file, and the last ones it was given.
+
+    `notes` say where steps are missing between the rows that the model looked at.
+    """
 
     columns: tuple[str, ...]
     dates: np.ndarray
     values: Float[np.ndarray, "horizon channels"]
     past_dates: np.ndarray
     past_values: Float[np.ndarray, "past channels"]
+    notes: tuple[str, ...] = ()
 
     def table(self) -> list[list[str]]:
         """Lines of a CSV file: the names of the columns, then one line per date."""
-        days = not np.any((self.dates - self.dates.astype("datetime64[D]")).astype(int))
-        dates = np.datetime_as_string(self.dates, unit="D" if days else "s")
         lines = [
-            [str(date).replace("T", " "), *(f"{value:.7g}" for value in row)]
-            for date, row in zip(dates, self.values, strict=True)
+            [date, *(f"{value:.7g}" for value in row)]
+            for date, row in zip(date_texts(self.dates), self.values, strict=True)
         ]
         return [["date", *self.columns], *lines]
 
@@ -62,7 +65,7 @@ def predict_series(
     if not path.exists():
         raise DataError(f"predict: {path} does not exist")
     facts, lookback = run.config["facts"], int(run.config["model"]["lookback"])
-    found = choose_columns(path, read_columns(path, 1), facts["columns"])
+    found = choose_columns(path, read_own_columns(path, 1), facts["columns"])
     if len(found.values) < lookback:
         raise DataError(
             f"predict: the model looks back at {lookback} rows, but {path} has "
@@ -76,7 +79,7 @@ def predict_series(
     shown = 2 * lookback
     return SeriesForecast(
         found.columns, next_dates(found.dates, len(output)), output, found.dates[-shown:],
-        found.values[-shown:],
+        found.values[-shown:], gap_note(path, found.lines, found.dates, lookback),
     )  # fmt: skip
 
 
@@ -88,7 +91,7 @@ def choose_columns(path: Path, found: Columns, wanted: Sequence[str]) -> Columns
             f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing"
         )
     places = [found.columns.index(name) for name in wanted]
-    return Columns(tuple(wanted), found.dates, found.values[:, places])
+    return found._replace(columns=tuple(wanted), values=found.values[:, places])
 
 
 def next_dates(dates: np.ndarray, count: int) -> np.ndarray:
@@ -109,7 +112,8 @@ def next_dates(dates: np.ndarray, count: int) -> np.ndarray:
         return dates[-1] + DAY * np.arange(1, count + 1)
     if (months := _next_months(dates, count)) is not None:
         return months
-    step = np.median(np.diff(dates).astype(np.int64)).astype("timedelta64[s]")
+    apart = np.diff(dates)
+    step = np.median(apart.astype(np.int64)).astype(apart.dtype)
     if step == np.timedelta64(0):
         raise DataError(
             "predict: dates must differ from row to row, but most of them repeat the one before; "
