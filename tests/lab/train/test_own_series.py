@@ -67,6 +67,24 @@ def test_a_forecast_goes_on_where_the_file_ends_in_its_units(trained, tmp_path):
     # in units of the amplitude; the mean would miss by up to one
     np.testing.assert_allclose(found / [3, 40], wanted / [3, 40], atol=0.5)
     assert plot.read_bytes()[1:4] == b"PNG"
+    assert result.stdout.splitlines() == [f"wrote {out}", f"wrote {plot}"]
+
+
+def test_a_picture_is_of_the_form_of_its_name(trained, tmp_path):
+    words = ("predict", trained / "run", trained / "mine.csv", "--plot")
+    made = run(*words, tmp_path / "a.SVG")
+    assert made.exit_code == 0, made.output
+    assert b"<svg" in (tmp_path / "a.SVG").read_bytes()
+    # what is printed stays a table
+    assert made.stdout.splitlines()[0] == "date,warm,wind"
+    assert len(made.stdout.splitlines()) == 5
+    assert f"wrote {tmp_path / 'a.SVG'}" in made.stderr
+    for name in ("q.pngx", "q"):
+        refused = run(*words, tmp_path / name, "--out", tmp_path / "a.csv")
+        assert refused.exit_code == 2
+        assert "must end in .png, .pdf or .svg, but --plot is" in refused.stderr
+        assert "such as q.png" in refused.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["a.SVG"]
 
 
 def test_gaps_are_told_where_the_model_looks(trained, tmp_path):

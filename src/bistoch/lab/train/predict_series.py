@@ -12,12 +12,14 @@ from bistoch.lab.data import AS_THEY_ARE, DataError, Pictures
 from bistoch.lab.data.read_files import form_of
 from bistoch.lab.data.read_series import Columns, read_own_columns
 from bistoch.lab.data.series_dates import date_texts, gap_note
-from bistoch.lab.drawing import PALETTE, QUIET, RULE, grid, tidy, to_png
+from bistoch.lab.drawing import PALETTE, QUIET, RULE, grid, tidy, to_content
 from bistoch.lab.train.run import Restored
 
 DAY = np.timedelta64(1, "D")
 # panels of a picture; a table has all columns
 MOST_PANELS = 12
+# endings of files that a picture may be written to
+PICTURES = (".png", ".pdf", ".svg")
 
 
 class SeriesForecast(NamedTuple):
@@ -145,8 +147,23 @@ def _first_day(months: np.ndarray) -> np.ndarray:
     return months.astype("datetime64[D]")
 
 
-def draw_forecast(found: SeriesForecast) -> bytes:
-    """The last rows and the forecast, a panel per column, as a PNG file."""
+def picture_form(path: Path) -> str:
+    """The form of a picture by the ending of its file.
+
+    >>> picture_form(Path("a.PDF"))
+    'pdf'
+    """
+    if path.suffix.lower() not in PICTURES:
+        raise ValueError(
+            f"predict: the name of a picture must end in {', '.join(PICTURES[:-1])} or "
+            f"{PICTURES[-1]}, but --plot is {path}; give another name, such as "
+            f"{path.stem or 'forecast'}.png"
+        )
+    return path.suffix.lower()[1:]
+
+
+def draw_forecast(found: SeriesForecast, form: str = "png") -> bytes:
+    """The last rows and the forecast, a panel per column, as a file: png, pdf or svg."""
     shown = found.columns[:MOST_PANELS]
     made, panels = grid(len(shown), 2 if len(shown) > 1 else 1, width=5.2, height=2.3)
     for place, (axes, name) in enumerate(zip(panels, shown, strict=True)):
@@ -163,7 +180,7 @@ def draw_forecast(found: SeriesForecast) -> bytes:
     more = f"; {left_out} further columns are in the table" if left_out else ""
     title = f"given (grey) and forecast (orange){more}"
     made.suptitle(title, fontsize=9, color=QUIET)
-    return to_png(made)
+    return to_content(made, form)
 
 
 def _dates(axes: object) -> object:
