@@ -171,7 +171,8 @@ def predict(
         Path | None, option("Write a .csv file.", default="print", dir_okay=False)
     ] = None,
     plot: Annotated[
-        Path | None, option("Of a series: draw the forecast.", default="none", dir_okay=False)
+        Path | None,
+        option("Of a series: draw a .png, .pdf or .svg.", default="none", dir_okay=False),
     ] = None,
 ) -> None:
     """Classify your own images, texts or points, or forecast a series, with a trained model.
@@ -190,10 +191,13 @@ def predict(
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     if restored.config["kind"] == "series":
+        form = None if plot is None else series.picture_form(plot)
         forecast = series.predict_series(restored, samples, pictures=pictures)
+        for note in forecast.notes:
+            typer.echo(note, err=True)
         writer.writerows(forecast.table())
-        if plot is not None:
-            write_whole(plot, series.draw_forecast(forecast))
+        if plot is not None and form is not None:
+            write_whole(plot, series.draw_forecast(forecast, form))
     else:
         if plot is not None:
             raise ValueError(
@@ -207,6 +211,10 @@ def predict(
         sys.stdout.write(table.getvalue())
     else:
         write_whole(out, table.getvalue().encode())
+        typer.echo(f"wrote {out}")
+    if plot is not None:
+        # a printed table must stay one
+        typer.echo(f"wrote {plot}", err=out is None)
 
 
 @user_errors()

@@ -87,9 +87,18 @@ def to_png(figure: "Figure") -> bytes:
     >>> to_png(sheet(1, 1)[0])[1:4]
     b'PNG'
     """
+    return to_content(figure, "png")
+
+
+def to_content(figure: "Figure", form: str) -> bytes:
+    """A picture as the content of a file: png, pdf or svg.
+
+    >>> to_content(sheet(1, 1)[0], "pdf")[:4]
+    b'%PDF'
+    """
     content = io.BytesIO()
     with warnings.catch_warnings():
         # a token in a script that the font lacks is a box: nothing a reader can change
         warnings.filterwarnings("ignore", message="Glyph")
-        figure.savefig(content, format="png", dpi=110, bbox_inches="tight")
+        figure.savefig(content, format=form, dpi=110, bbox_inches="tight")
     return content.getvalue()

@@ -64,7 +64,15 @@ def test_a_very_long_text(tmp_path):
 
 BAD_TEXTS = {
     "a.csv": [
-        ("", "line 1: expected the columns text and label .* are missing; the head is empty"),
+        ("", "the file is empty; a series has the column date first.* columns text and label"),
+        ("\n\n", "the file is empty"),
+        (
+            "date;a\n2020-01-01;1,5\n",
+            r"line 1: values must .* commas, but 'date;a' has semicolons; "
+            r"save .*decimal points.*sep=';'",
+        ),
+        ("text;label\na;b\n", "line 1: values must be separated by commas, but 'text;label'"),
+        ("date\ta\n2020-01-01\t1\n", "values must be separated by commas, .* has tabs"),
         ("sentence,label\na,b\n", "text is missing; the head is sentence, label"),
         ("text,label\na,b\nc\n", r"line 3: expected 2 values \(text, label\), but there are 1"),
         ("text,label\na,x\n,y\n", "line 3: text must be a non-empty string, but it is ''"),
@@ -75,8 +83,17 @@ BAD_TEXTS = {
         ("text,label,split\na,x,train\nb,y,train\n", "no row of split 'test' among 2 rows"),
         ("text,label,split\na,x,train\nb,y,train\nc,z,test\n", "line 4: the label 'z' does not"),
         ("text,label,label\na,x,y\n", "the column label must be there once, but .* 2 times"),
-        ("date,a\n2020-01-01,1\n", "a series needs .* and 1 rows follow"),
-        ("date\n", "a series needs the columns date and at least one of numbers"),
+        ("date,a\n2020-01-01,1\n", "a series needs at least 10 rows, but 1 row follows"),
+        ("date,a\n", "a series needs at least 10 rows, but no rows follow the head; add rows"),
+        ("date\n", r"line 1: a series needs the column date \(or .* numbers, but .* 'date'; put"),
+        (
+            "date,a,b,a\n2020-01-01,1,2,3\n",
+            "line 1: columns must have different names, but 2 are called 'a'; rename or remove",
+        ),
+    ],
+    "a.tsv": [
+        ("", "the file is empty"),
+        ("date\ta\n2020-01-01\t1\n", r"a series must be a \.csv file, .* save it as \.csv"),
     ],
     "a.jsonl": [
         ('{"text": "a", "label": 1}\n{"text"', "line 2: not JSON"),
@@ -126,10 +143,35 @@ def test_a_series_of_your_own(tmp_path):
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("2020-01-09,1", "line 2: expected 3 values as in the head, but there are 2"),
-        ("2020-01-09,1,two", "line 2, column 'b': expected a number, got 'two'"),
+        ("2020-01-09,1", "line 2: expected 3 values as in the head, but there are 2; give every"),
+        (
+            "2020-01-09,1,5,2",
+            "line 2: expected 3 .* there are 4; write numbers with a decimal point",
+        ),
+        (
+            "2020-01-09,1,two",
+            "line 2, column 'b': expected a number, got 'two'; correct it; .* point",
+        ),
+        (
+            "2020-01-09,inf,2",
+            "line 2, column 'a': expected a number, got 'inf'; it must be finite: ",
+        ),
+        (
+            "2020-01-09,1e999,2",
+            "column 'a': expected a number, got '1e999'; it must be finite: put",
+        ),
         ("2020-01-09,nan,2", "line 2, column 'a': expected a number, got 'nan'"),
-        ("yesterday,1,2", "line 2: expected a date such as 2016-07-01 00:00:00, got 'yesterday'"),
+        (
+            "yesterday,1,2",
+            "line 2: expected a date such as 2016-07-01 00:00:00, got 'yesterday'; "
+            "write all dates as year-month-day",
+        ),
+        (
+            "2020-01-10,1,2",
+            r"line 3: the date 2020-01-10 is also that of line 2 \(1 repeated date in 13 "
+            r"rows\); keep one row per date",
+        ),
+        ("2020-01-12,1,2", "line 3: the date .* is before that of the row above; sort the rows"),
         (",1,2", "line 2: expected a date such as"),
         ("0001-01-01T00:00:00+01:00,1,2", "line 2: expected a date such as"),
         (f"2020-01-09,{'x' * 200000},2", "line 2, column 'a': expected a number"),
@@ -139,6 +181,23 @@ def test_what_is_wrong_with_a_series_is_named(tmp_path, row, said):
     (tmp_path / "a.csv").write_text(series(row))
     with pytest.raises(DataError, match=said):
         load(tmp_path / "a.csv")
+
+
+def test_a_column_of_words_is_to_be_removed(tmp_path):
+    rows = [f"2020-01-{day},{day},sunny" for day in range(10, 22)]
+    (tmp_path / "a.csv").write_text("\n".join(["date,a,sky", *rows]))
+    with pytest.raises(DataError, match=r"line 2, column 'sky': .* 'sunny'; .* remove the column"):
+        load(tmp_path / "a.csv")
+
+
+def test_a_gap_between_dates_is_noted(tmp_path):
+    (tmp_path / "a.csv").write_text(series("2020-01-05,1,2"))
+    (note,) = load(tmp_path / "a.csv").notes
+    assert note.startswith(
+        f"{tmp_path / 'a.csv'}, line 3: 4 steps of 1 day are missing before 2020-01-10; rows are "
+    )
+    (tmp_path / "a.csv").write_text(series("2020-01-09,1,2"))
+    assert load(tmp_path / "a.csv").notes == ()
 
 
 def test_sentences_may_have_a_date(tmp_path):

@@ -1,6 +1,7 @@
 """From a table of your own to a forecast and its picture, by the command line."""
 
 import csv
+import json
 
 import numpy as np
 import pytest
@@ -66,6 +67,54 @@ def test_a_forecast_goes_on_where_the_file_ends_in_its_units(trained, tmp_path):
     # in units of the amplitude; the mean would miss by up to one
     np.testing.assert_allclose(found / [3, 40], wanted / [3, 40], atol=0.5)
     assert plot.read_bytes()[1:4] == b"PNG"
+    assert result.stdout.splitlines() == [f"wrote {out}", f"wrote {plot}"]
+
+
+def test_a_picture_is_of_the_form_of_its_name(trained, tmp_path):
+    words = ("predict", trained / "run", trained / "mine.csv", "--plot")
+    made = run(*words, tmp_path / "a.SVG")
+    assert made.exit_code == 0, made.output
+    assert b"<svg" in (tmp_path / "a.SVG").read_bytes()
+    # what is printed stays a table
+    assert made.stdout.splitlines()[0] == "date,warm,wind"
+    assert len(made.stdout.splitlines()) == 5
+    assert f"wrote {tmp_path / 'a.SVG'}" in made.stderr
+    for name in ("q.pngx", "q"):
+        refused = run(*words, tmp_path / name, "--out", tmp_path / "a.csv")
+        assert refused.exit_code == 2
+        assert "must end in .png, .pdf or .svg, but --plot is" in refused.stderr
+        assert "such as q.png" in refused.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["a.SVG"]
+
+
+def test_gaps_are_told_where_the_model_looks(trained, tmp_path):
+    lines = write(tmp_path / "whole.csv", 60).read_text().splitlines()
+    path = tmp_path / "gap.csv"
+    for cut, told in ((slice(50, 53), True), (slice(20, 23), False)):
+        path.write_text("\n".join([*lines[: cut.start], *lines[cut.stop :]]))
+        result = run("predict", trained / "run", path)
+        assert result.exit_code == 0, result.output
+        assert ("gap.csv, line 51: 3 steps of 1 hour are missing before" in result.stderr) == told
+        assert result.stdout.startswith("date,")
+        assert len(result.stdout.splitlines()) == 5
+
+
+def test_gaps_are_told_before_training_and_kept_with_the_run(tmp_path):
+    lines = write(tmp_path / "whole.csv").read_text().splitlines()
+    path = tmp_path / "gap.csv"
+    path.write_text("\n".join([*lines[:40], *lines[60:]]))
+    words = ("train", "--data", path, "--model", MODEL, "--epochs", 1, "--batch-size", 64,
+             "--no-tensorboard", "--out", tmp_path / "run")  # fmt: skip
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    note = f"{path}, line 41: 20 steps of 1 hour are missing before 2024-03-03 11:00:00"
+    assert note in result.stdout.replace("\n", "")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["facts"]["notes"][0].startswith(note)
+    # a run of a version without this note is resumed
+    del config["facts"]["notes"]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    assert run(*words).exit_code == 0
 
 
 def test_columns_are_found_by_name_and_only_the_last_rows_count(trained, tmp_path):
@@ -86,6 +135,11 @@ def test_columns_are_found_by_name_and_only_the_last_rows_count(trained, tmp_pat
         (30, {"head": "date,warm,rain"}, "must have the columns warm, wind .*but wind is missing"),
         (30, {"l5": "2024-03-01 03:00:00,,2"},
          r"line 5, column 'warm': expected a number, got '', a missing value; 1 of 60 values"),
+        (30, {"l5": "2024-03-01 02:00:00,1,2"},
+         r"line 5: the date 2024-03-01 02:00:00 is also that of line 4 .*; keep one row per date"),
+        (30, {"head": "date,warm,warm"}, "line 1: columns must .* but 2 are called 'warm'; rename"),
+        (30, {"head": "date;warm;wind"}, "line 1: values must be separated by commas"),
+        (0, {}, "a series needs at least 1 row, but no rows follow the head"),
         (30, {"l5": "2023-03-01 03:00:00,1,2"}, "line 5: the date .* is before that of the row"),
     ],
 )  # fmt: skip

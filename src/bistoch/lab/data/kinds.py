@@ -85,7 +85,7 @@ class Series:
 
     `borders` are the ends of train, valid and test, counted in rows from the start. A forecast is
     of the split its first predicted row lies in; what it looks back at may lie before the border.
-    `source` is the file, for sentences about it.
+    `source` is the file, for sentences about it; `notes` say where steps are missing.
     """
 
     name: str
@@ -96,6 +96,7 @@ class Series:
     target: str
     borders: tuple[int, int, int]
     source: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def train(self) -> Float[np.ndarray, "time column"]:

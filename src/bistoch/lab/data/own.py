@@ -24,8 +24,19 @@ def load_own(path: Path, pictures: Pictures = AS_THEY_ARE) -> Loaded:
         return read_own_arrays(path)
     if form in {".csv", ".tsv"}:
         # a table of dates and numbers is a series; texts may have a date, too
-        _, head = next(read_table(path, form), (1, [""]))
-        if form == ".csv" and is_date(head[0]) and "text" not in head:
+        _, head = next(read_table(path, form), (1, []))
+        if not head:
+            raise DataError(
+                f"{path}: the file is empty; a series has the column date first, then columns of "
+                "numbers (.csv only); sentences have the columns text and label (and split, if you "
+                "have one)"
+            )
+        if is_date(head[0]) and "text" not in head:
+            if form == ".tsv":
+                raise DataError(
+                    f"{path}: a series must be a .csv file, with values separated by commas, but "
+                    "this is a .tsv file of tabs; save it as .csv"
+                )
             return parse_series(path.name.split(".")[0], path)
         return read_own_text(path, form)
     if form == ".jsonl":

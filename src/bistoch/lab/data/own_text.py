@@ -60,11 +60,13 @@ def _table_rows(
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
     fields = read_table(path, form)
     _, head = next(fields, (1, []))
+    if not head:
+        raise DataError(f"{path}: the file is empty; it must have the {_columns(needed)}")
     if lacking := [name for name in needed if name not in head]:
         raise DataError(
             f"{path}, line 1: expected the {_columns(needed)}, but {' and '.join(lacking)} "
             f"{'is' if len(lacking) == 1 else 'are'} missing; the head is "
-            f"{', '.join(head)[:200] or 'empty'}. A time series has the column date first"
+            f"{', '.join(head)[:200]}. A time series has the column date first"
         )
     for name in (*needed, "split"):
         if head.count(name) > 1:

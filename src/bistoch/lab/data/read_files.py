@@ -4,6 +4,7 @@ import csv
 import gzip
 import hashlib
 import io
+import itertools
 import lzma
 import os
 import tarfile
@@ -145,11 +146,26 @@ def read_table(path: Path, form: str) -> Iterator[tuple[int, list[str]]]:
     # a review may be longer than what the csv module expects of a field
     limit = csv.field_size_limit(2**31 - 1)
     try:
-        yield from ((reader.line_num, fields) for fields in reader if fields)
+        rows = ((reader.line_num, fields) for fields in reader if fields)
+        for line, fields in itertools.islice(rows, 1):
+            if form == ".csv" and len(fields) == 1:
+                _check_commas(path, line, fields[0])
+            yield line, fields
+        yield from rows
     except csv.Error as broken:
         raise DataError(f"{path}, line {reader.line_num}: {broken}") from broken
     finally:
         csv.field_size_limit(limit)
+
+
+def _check_commas(path: Path, line: int, head: str) -> None:
+    for sign, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if sign in head:
+            raise DataError(
+                f"{path}, line {line}: values must be separated by commas, but {head[:200]!r} has "
+                f"{name}; save the file with commas and decimal points, for example by "
+                f"pandas.read_csv(..., sep={sign!r}) and to_csv(..., index=False)"
+            )
 
 
 def read_arrays(path: Path) -> Mapping[str, np.ndarray]:

@@ -10,31 +10,36 @@ from jaxtyping import Float
 
 from bistoch.lab.data import AS_THEY_ARE, DataError, Pictures
 from bistoch.lab.data.read_files import form_of
-from bistoch.lab.data.read_series import Columns, read_columns
-from bistoch.lab.drawing import PALETTE, QUIET, RULE, grid, tidy, to_png
+from bistoch.lab.data.read_series import Columns, read_own_columns
+from bistoch.lab.data.series_dates import date_texts, gap_note
+from bistoch.lab.drawing import PALETTE, QUIET, RULE, grid, tidy, to_content
 from bistoch.lab.train.run import Restored
 
 DAY = np.timedelta64(1, "D")
 # panels of a picture; a table has all columns
 MOST_PANELS = 12
+# endings of files that a picture may be written to
+PICTURES = (".png", ".pdf", ".svg")
 
 
 class SeriesForecast(NamedTuple):
-    """The rows that a model expects after the last of a file, and the last ones it was given."""
+    """The rows that a model expects after the last of a file, and the last ones it was given.
+
+    `notes` say where steps are missing between the rows that the model looked at.
+    """
 
     columns: tuple[str, ...]
     dates: np.ndarray
     values: Float[np.ndarray, "horizon channels"]
     past_dates: np.ndarray
     past_values: Float[np.ndarray, "past channels"]
+    notes: tuple[str, ...] = ()
 
     def table(self) -> list[list[str]]:
         """Lines of a CSV file: the names of the columns, then one line per date."""
-        days = not np.any((self.dates - self.dates.astype("datetime64[D]")).astype(int))
-        dates = np.datetime_as_string(self.dates, unit="D" if days else "s")
         lines = [
-            [str(date).replace("T", " "), *(f"{value:.7g}" for value in row)]
-            for date, row in zip(dates, self.values, strict=True)
+            [date, *(f"{value:.7g}" for value in row)]
+            for date, row in zip(date_texts(self.dates), self.values, strict=True)
         ]
         return [["date", *self.columns], *lines]
 
@@ -62,7 +67,7 @@ def predict_series(
     if not path.exists():
         raise DataError(f"predict: {path} does not exist")
     facts, lookback = run.config["facts"], int(run.config["model"]["lookback"])
-    found = choose_columns(path, read_columns(path, 1), facts["columns"])
+    found = choose_columns(path, read_own_columns(path, 1), facts["columns"])
     if len(found.values) < lookback:
         raise DataError(
             f"predict: the model looks back at {lookback} rows, but {path} has "
@@ -76,7 +81,7 @@ def predict_series(
     shown = 2 * lookback
     return SeriesForecast(
         found.columns, next_dates(found.dates, len(output)), output, found.dates[-shown:],
-        found.values[-shown:],
+        found.values[-shown:], gap_note(path, found.lines, found.dates, lookback),
     )  # fmt: skip
 
 
@@ -88,7 +93,7 @@ def choose_columns(path: Path, found: Columns, wanted: Sequence[str]) -> Columns
             f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing"
         )
     places = [found.columns.index(name) for name in wanted]
-    return Columns(tuple(wanted), found.dates, found.values[:, places])
+    return found._replace(columns=tuple(wanted), values=found.values[:, places])
 
 
 def next_dates(dates: np.ndarray, count: int) -> np.ndarray:
@@ -109,7 +114,8 @@ def next_dates(dates: np.ndarray, count: int) -> np.ndarray:
         return dates[-1] + DAY * np.arange(1, count + 1)
     if (months := _next_months(dates, count)) is not None:
         return months
-    step = np.median(np.diff(dates).astype(np.int64)).astype("timedelta64[s]")
+    apart = np.diff(dates)
+    step = np.median(apart.astype(np.int64)).astype(apart.dtype)
     if step == np.timedelta64(0):
         raise DataError(
             "predict: dates must differ from row to row, but most of them repeat the one before; "
@@ -141,8 +147,23 @@ def _first_day(months: np.ndarray) -> np.ndarray:
     return months.astype("datetime64[D]")
 
 
-def draw_forecast(found: SeriesForecast) -> bytes:
-    """The last rows and the forecast, a panel per column, as a PNG file."""
+def picture_form(path: Path) -> str:
+    """The form of a picture by the ending of its file.
+
+    >>> picture_form(Path("a.PDF"))
+    'pdf'
+    """
+    if path.suffix.lower() not in PICTURES:
+        raise ValueError(
+            f"predict: the name of a picture must end in {', '.join(PICTURES[:-1])} or "
+            f"{PICTURES[-1]}, but --plot is {path}; give another name, such as "
+            f"{path.stem or 'forecast'}.png"
+        )
+    return path.suffix.lower()[1:]
+
+
+def draw_forecast(found: SeriesForecast, form: str = "png") -> bytes:
+    """The last rows and the forecast, a panel per column, as a file: png, pdf or svg."""
     shown = found.columns[:MOST_PANELS]
     made, panels = grid(len(shown), 2 if len(shown) > 1 else 1, width=5.2, height=2.3)
     for place, (axes, name) in enumerate(zip(panels, shown, strict=True)):
@@ -159,7 +180,7 @@ def draw_forecast(found: SeriesForecast) -> bytes:
     more = f"; {left_out} further columns are in the table" if left_out else ""
     title = f"given (grey) and forecast (orange){more}"
     made.suptitle(title, fontsize=9, color=QUIET)
-    return to_png(made)
+    return to_content(made, form)
 
 
 def _dates(axes: object) -> object:

@@ -142,8 +142,10 @@ def _refuse_another_run(folder: Path, config: dict[str, Any]) -> None:
     if not all((folder / name).exists() for name in (CHECKPOINT, CONFIG)):
         return
     before, now = _flat(read_config(folder)), _flat(config)
+    # of a series these are words about its dates, which a run of an earlier version lacks
+    ignored = {"facts.notes"} if config["kind"] == "series" else set()
     for name in [*now, *before]:
-        if before.get(name) != now.get(name):
+        if name not in ignored and before.get(name) != now.get(name):
             raise ValueError(
                 f"train: {folder} holds a run with {name} = {before.get(name)!r}, but now it is "
                 f"{now.get(name)!r}; give another folder, or remove that one"

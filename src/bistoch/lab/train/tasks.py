@@ -52,8 +52,6 @@ def open_task(
             task.facts["resize"] = pictures.resize
         if pictures.corrupt != "refuse":
             task.facts["corrupt"] = pictures.corrupt
-        if found.notes:
-            task.facts["notes"] = list(found.notes)
     elif isinstance(found, Corpus):
         task = NextCharacter(found, length=length or WINDOW)
     elif isinstance(found, Series):
@@ -63,6 +61,8 @@ def open_task(
         task = Forecast(found, lookback=config.lookback, horizon=config.horizon)
     else:
         raise _no_model(found.name, found.kind)
+    if isinstance(found, Dataset | Series) and found.notes:
+        task.facts["notes"] = list(found.notes)
     if hold_out and isinstance(task, Forecast) and not task.count("valid"):
         raise ValueError(task.too_short(valid=True))
     if hold_out and not task.count("valid"):
