@@ -120,9 +120,9 @@ def cooccurrence() -> None:
     """Two words that occur together; from the record of the study."""
     results = read_record(RECORDS / "cooccurrence.json")
     save(cooccurrence_study.figure(results), "cooccurrence")
-    put_table(
-        "cooccurrence.md", "cooccurrence_operators", *cooccurrence_study.tables(results)[0][:2]
-    )
+    names = ("cooccurrence_operators", "cooccurrence_rates")
+    for name, table in zip(names, cooccurrence_study.tables(results), strict=True):
+        put_table("cooccurrence.md", name, *table[:2])
     asked = cooccurrence_study.checks(results)
     put_table("cooccurrence.md", "cooccurrence_verdicts", ("asked", "measured", "holds"), asked)
 

@@ -1,6 +1,8 @@
 """The study of two words that occur together: samples, the layer, the theorem, and that it runs."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -85,8 +87,11 @@ def test_what_a_trace_says():
     assert task.all_right(result) == 5
     assert task.attention_moves(result) == 9
     assert task.hump(result) == pytest.approx(1.0)
+    assert task.top(result) == 2
+    assert task.one_word(result) == [1, 1, 2, 1, 1]
     assert task.signs_hold(result) == 4
-    assert task.balanced_pulls(result) == 1.0
+    # 3 - 2 and 2 + 2 + 1 - 3, of 8
+    assert task.balance_of_pulls(result) == [(5, 0.0, 1 / 8), (9, 0.0, 1 / 8)]
     assert task.margins_hold(result) == 1.0
 
 
@@ -98,9 +103,26 @@ def test_what_a_trace_may_fail_to_say():
     assert task.all_right(result) == math.inf
     assert task.attention_moves(result) == math.inf
     assert task.hump(result) == 0
+    assert task.top(result) == 0
     assert task.signs_hold(result) == 2
-    assert task.balanced_pulls(result) == 0.0
+    assert task.balance_of_pulls(result) == []
     assert task.margins_hold(result) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("pulls", "gap", "margin"),
+    [
+        ((3, 2, 1, 1), 1.0, 1 / 7),
+        # not above the first word alone, the second alone; not below all negative samples
+        ((2, 3, 1, 1), 2.0, -1 / 7),
+        ((2, 1, 3, 1), 2.0, -1 / 7),
+        ((6, 2, 2, 1), 0.0, -1 / 11),
+    ],
+)
+def test_gradients_are_compared_with_both_one_word_kinds(pulls, gap, margin):
+    (found,) = task.balance_of_pulls({"trace": [point(0, pulls=pulls)]})
+    assert found.gap == pytest.approx(gap)
+    assert found.margin == pytest.approx(margin)
 
 
 def test_checks_can_fail():
@@ -111,9 +133,103 @@ def test_checks_can_fail():
 
     holds = {v.claim: v.holds for v in study.checks(results(moved=1.0))}
     assert holds["balanced, every query read: attention is never moved (change over score)"] == "no"
-    assert holds["softmax: all samples are right before attention moves by a tenth (steps)"] == "no"
+    claim = "softmax: all samples are right before attention moves by a tenth (step of either)"
+    assert holds[claim] == "no"
     holds = {v.claim: v.holds for v in study.checks(results(moved=0.0))}
     assert holds["balanced, one query read: attention is moved (change over score)"] == "no"
+
+
+def verdicts(trace, *, name=study.SOFTMAX):
+    """Verdicts by their first words, from one cell with this trace."""
+    base = {"loss": 0.1, "test_loss": 0.1, "test_accuracy": 1.0, "scores": 1.0,
+            "other_moved": 0.1, "moved": 1.0, "trace": trace}  # fmt: skip
+    cells = {cell.name: cell for cell in study.cells(False)}
+    found = study.checks(Results([Row(name, 0, cells[name].options, base)]))
+    return {verdict.claim.split(" (")[0]: verdict for verdict in found}
+
+
+ORDER = (
+    "softmax: after the first phase, gradients of positive samples exceed those of either one-word "
+    "kind, and not those of all negative ones"
+)
+GAP = (
+    "softmax: after the first phase, gradients of the two one-word kinds differ by less than a "
+    "tenth"
+)
+
+
+@pytest.mark.parametrize(
+    ("pulls", "order", "gap"),
+    [
+        ((3, 2, 2, 1), "yes", "yes"),
+        ((3, 2.5, 2, 1), "yes", "no"),
+        # the second word alone pulls harder than positive samples
+        ((3, 1, 3.5, 1), "no", "no"),
+        ((3, 1, 1, 0.5), "no", "yes"),
+    ],
+)
+def test_one_unbalanced_point_after_the_first_phase_is_enough(pulls, order, gap):
+    # what comes before the first phase ends does not count
+    trace = [point(0, right=0.5, pulls=(1, 9, 2, 1)), point(3, pulls=pulls), point(9)]
+    found = verdicts(trace)
+    assert (found[ORDER].holds, found[GAP].holds) == (order, gap)
+    assert found[ORDER].measured.endswith(", 0.125")
+    assert found[GAP].measured.endswith(", 0.00")
+
+
+def test_what_is_not_reached_is_called_so():
+    claim = "softmax: all samples are right before attention moves by a tenth"
+    found = verdicts([point(0, right=0.5), point(3), point(9)])[claim]
+    assert found[1:] == ("3, not reached", "yes")
+    found = verdicts([point(0, right=0.5), point(3, right=0.9, change=0.2)])
+    assert found[claim][1:] == ("not reached, 3", "no")
+    assert found[ORDER][1:] == found[GAP][1:] == ("not reached", "no")
+    found = verdicts([point(0, right=0.5)])[claim]
+    assert found[1:] == ("not reached, not reached", "no")
+
+
+@pytest.mark.parametrize(
+    ("losses", "measured", "published", "slow"),
+    [
+        ((2, 3, 4, 1), "100% at step 2", "yes", "yes"),
+        # one step that overshoots is no slow rise
+        ((2, 3, 1, 1), "50% at step 1", "yes", "no"),
+        ((2, 1, 1, 1), "0%", "no", "no"),
+    ],
+)
+def test_a_slow_rise_takes_more_than_a_step(losses, measured, published, slow):
+    trace = [point(n, losses=(1, loss, loss, 1)) for n, loss in enumerate(losses)]
+    claim = "softmax: the loss of one-word samples first rises"
+    assert verdicts(trace)[claim][1:] == (measured, published)
+    claim = f"{study.SLOW}: the loss of one-word samples first rises, for several steps"
+    assert verdicts(trace, name=study.SLOW)[claim][1:] == (measured, slow)
+
+
+def test_a_cell_that_is_missing_proves_nothing():
+    found = verdicts([point(0)], name=study.SLOW)
+    assert found[ORDER][1:] == found[GAP][1:] == ("not measured", "inconclusive")
+
+
+def test_the_slow_cell_changes_rate_and_steps_and_no_other_cell():
+    full = {cell.name: study.sizes_of(cell, study.FULL) for cell in study.cells(False)}
+    slow = full.pop(study.SLOW)
+    assert set(full.values()) == {study.FULL}
+    assert (slow.rate, slow.steps) == (0.001, 2000)
+    smoke = {study.sizes_of(cell, study.SMOKE).steps for cell in study.cells(True)}
+    assert smoke == {study.SMOKE.steps}
+
+
+def test_the_record_has_the_verdicts_and_cells_of_the_study():
+    path = Path(__file__).parents[3] / "benchmarks" / "lab" / "cooccurrence.json"
+    record, results = json.loads(path.read_text(encoding="utf-8")), read_record(path)
+    assert results.names == [cell.name for cell in study.cells(False)]
+    for cell in study.cells(False):
+        assert results.options(cell.name) == cell.options
+    assert record["verdicts"] == [verdict._asdict() for verdict in study.checks(results)]
+    rates = study.tables(results)[1].rows
+    assert [(line[0], line[1]) for line in rates] == [
+        (rate, seed) for rate in ("0.01", "0.001") for seed in "012"
+    ]
 
 
 def test_it_runs_and_resumes(tmp_path, monkeypatch):

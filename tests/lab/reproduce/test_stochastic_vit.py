@@ -1,6 +1,11 @@
 """The study of Gaussian tokens: what its networks predict, and verdicts that can say no."""
 
+import copy
+import json
+from pathlib import Path
+
 import numpy as np
+import pytest
 import torch
 from rich.console import Console
 
@@ -78,11 +83,54 @@ def rows(better):
 def test_verdicts_can_say_no():
     worse = {v.claim.split(": ")[1]: v.holds for v in stochastic_vit.checks(rows(True))}
     better = {v.claim.split(": ")[1]: v.holds for v in stochastic_vit.checks(rows(False))}
-    assert len(worse) == len(better) == 15
+    assert len(worse) == len(better) == 22
     claim = f"{PUBLISHED} has a lower ECE than {SOFTMAX}"
     assert (worse[claim], better[claim]) == ("no, the opposite", "yes")
     claim = f"{PUBLISHED} finds digits better than {SOFTMAX}"
     assert (worse[claim], better[claim]) == ("yes", "no, the opposite")
+
+
+PLAN = "an elastic plan (lam = 1) has a lower {} than a softmax plan of the same tokens"
+
+
+@pytest.mark.parametrize("number", ["ece", "nll"])
+@pytest.mark.parametrize("images", ["test", "corrupted"])
+@pytest.mark.parametrize(
+    ("claim", "ours", "other"),
+    [
+        (f"{PUBLISHED} has a lower {{}} than {SOFTMAX}", PUBLISHED, SOFTMAX),
+        (f"{PUBLISHED} has a lower {{}} than dropout", PUBLISHED, "dropout"),
+        (f"{PUBLISHED} has a lower {{}} than ensemble", PUBLISHED, "ensemble"),
+        (PLAN, stochastic_vit.ELASTIC, PUBLISHED),
+    ],
+)
+def test_a_claim_is_decided_by_its_two_methods_and_its_images(claim, ours, other, images, number):
+    text = claim.format(number.upper()) + " on corrupted images" * (images == "corrupted")
+
+    def verdict(steps):
+        """What is said if this number of our method is so far from that of the other, by seed."""
+        made = []
+        for row in rows(True).rows:
+            result = copy.deepcopy(row.result)
+            if row.name == f"{DATA}: {ours}":
+                theirs = {r.seed: r.result for r in rows(True).rows if r.name == f"{DATA}: {other}"}
+                result[images][number] = theirs[row.seed][images][number] + steps[row.seed]
+            made.append(row._replace(result=result))
+        found = {v.claim: v.holds for v in stochastic_vit.checks(Results(made))}
+        return found[f"{DATA}: {text}"]
+
+    # less than the distance to a third method, so that no other comparison gives these verdicts
+    assert verdict((-0.003, -0.004, -0.005)) == "yes"
+    assert verdict((0.003, 0.004, 0.005)) == "no, the opposite"
+    assert verdict((-0.003, 0.003, 0.001)) == "inconclusive"
+
+
+def test_the_record_has_the_verdicts_of_the_study():
+    path = Path(__file__).parents[3] / "benchmarks" / "lab" / "stochastic-vit.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    found = stochastic_vit.checks(read_record(path))
+    assert record["verdicts"] == [verdict._asdict() for verdict in found]
+    assert not [verdict.claim for verdict in found if verdict.measured == "not measured"]
 
 
 def test_the_smoke_run_ends_in_a_report(tmp_path, monkeypatch):

@@ -159,10 +159,21 @@ def attention_moves(result: Result) -> float:
     return float(moved[0]) if moved else math.inf
 
 
+def one_word(result: Result) -> list[float]:
+    """The loss of samples with one of the words, the mean of both kinds, along the trace."""
+    return [sum(point["losses"][1:3]) / 2 for point in result["trace"]]
+
+
 def hump(result: Result) -> float:
     """How far the loss of samples with one of the words rises above its start, as a share of it."""
-    losses = [sum(point["losses"][1:3]) for point in result["trace"]]
+    losses = one_word(result)
     return max(losses) / losses[0] - 1
+
+
+def top(result: Result) -> int:
+    """The step at which the loss of samples with one of the words is largest."""
+    losses = one_word(result)
+    return int(result["trace"][losses.index(max(losses))]["step"])
 
 
 def signs_hold(result: Result) -> float:
@@ -172,15 +183,29 @@ def signs_hold(result: Result) -> float:
     return float(sum(value * sign > 0 for value, sign in zip(last, signs, strict=True)))
 
 
-def balanced_pulls(result: Result) -> float:
-    """The share of points after the first phase whose gradients are balanced.
+class Balance(NamedTuple):
+    """How gradients of kinds compare at one point, by their sums over samples.
 
-    The sum over positive samples lies above that of samples with the first word alone, and below
-    that of all negative ones.
+    `gap` is the difference of the two one-word kinds over the smaller of them, which should be far
+    below one. `margin` is how far positive samples lie above either of these kinds and below all
+    negative ones, the smaller of both distances, as a share of all gradients: a positive number.
     """
-    after = [p["pulls"] for p in result["trace"] if p["step"] >= all_right(result)]
-    kept = [one < both < one + other + none for both, one, other, none in after]
-    return sum(kept) / len(kept) if kept else 0.0
+
+    step: int
+    gap: float
+    margin: float
+
+
+def balance_of_pulls(result: Result) -> list[Balance]:
+    """The balance of gradients at all points after the first phase; none if it does not end."""
+    found = []
+    for point in result["trace"]:
+        if point["step"] >= all_right(result):
+            both, first, second, neither = point["pulls"]
+            margin = min(both - max(first, second), first + second + neither - both)
+            gap = abs(first - second) / min(first, second)
+            found.append(Balance(point["step"], gap, margin / sum(point["pulls"])))
+    return found
 
 
 def margins_hold(result: Result) -> float:
