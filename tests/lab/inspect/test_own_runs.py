@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from bistoch.cli import app
 from bistoch.lab.inspect import load_subject
+from bistoch.lab.inspect.observe import observe
 from bistoch.lab.inspect.overloaded import Overloaded
 from bistoch.lab.inspect.swap import plan_of, swap_all, swap_heads
 from bistoch.lab.train import Recipe, Setup, open_task, train_run
@@ -87,6 +88,26 @@ def test_a_language_model_is_swapped_causally(tmp_path):
     assert found["causal"]
     assert "if every query spread evenly over the tokens before it" in result.stdout
     assert found["swap_all"]["1"]["cosine"] < 1
+
+
+def test_a_forecaster_with_a_learned_matrix_has_one_head(tmp_path):
+    rows = torch.randn(120, 3, generator=torch.Generator().manual_seed(0)).cumsum(0).tolist()
+    lines = [
+        f"2024-01-{1 + i // 24:02} {i % 24:02}:00,{a},{b},{c}" for i, (a, b, c) in enumerate(rows)
+    ]
+    (tmp_path / "mine.csv").write_text("\n".join(["date,a,b,c", *lines]))
+    model = "forecast(lookback=12, horizon=4, dim=8, extend=2, depth=2)"
+    setup = Setup(str(tmp_path / "mine.csv"), model, "mixing", RECIPE)
+    train_run(setup, open_task(setup.data, model), tmp_path / "run")
+    subject = load_subject(str(tmp_path / "run"))
+    seen = observe(subject, subject.batches[0])
+    assert [tuple(plan.shape) for plan in seen.plans] == [(16, 1, 3, 3)] * 2
+    result = run(tmp_path / "run", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert torch.tensor(found["entropy"]).shape == (2, 1)
+    assert {one["head"] for one in found["overloaded"]} == {0}
+    assert "This model was trained with mixing(tokens=3)" in result.stdout
 
 
 def test_points_and_an_operator_of_its_own(tmp_path):
