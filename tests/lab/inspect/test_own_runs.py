@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -55,12 +56,22 @@ def test_a_run_is_shown_on_its_own_test_samples(texts, tmp_path):
     assert '<p class="finding">' in page
 
 
-def test_a_layer_without_effect_is_named(texts, tmp_path, monkeypatch):
-    from bistoch.lab.inspect import run as inspect_run
-
-    monkeypatch.setattr(inspect_run, "attention_influence", lambda *inputs: {"blocks.1": 0.0})
-    result = run(texts, "--lam", "1", "--no-each-head", "--out", tmp_path)
-    assert "Where blocks.1 attends changes the result" in " ".join(result.output.split())
+@pytest.mark.parametrize("operator", ["softmax", "sinkhorn"])
+def test_a_layer_without_effect_is_named(tmp_path, operator):
+    x, y = np.random.default_rng(0).integers(0, 255, (40, 6, 5), np.uint8), np.arange(40) % 2
+    np.savez(tmp_path / "mine.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:])
+    # only the mean over patches follows the layer
+    model = "vit(patch=(3,5), depth=1, mlp=0, dim=8, heads=2, pool='mean')"
+    setup = Setup(str(tmp_path / "mine.npz"), model, operator, RECIPE)
+    train_run(setup, open_task(setup.data), tmp_path / "run")
+    result = run(tmp_path / "run", "--lam", "1", "--no-each-head", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    printed = " ".join(result.output.split())
+    warned = operator == "sinkhorn"
+    assert ("Where blocks.0.attention attends changes the result by less" in printed) == warned
+    assert ("The columns of blocks.0.attention are balanced" in printed) == warned
+    found = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert found["balanced"] == ["blocks.0.attention"] * warned
 
 
 def test_balance_in_a_run_is_that_of_the_operator_and_leaves_no_trace(texts):
@@ -108,6 +119,9 @@ def test_a_forecaster_with_a_learned_matrix_has_one_head(tmp_path):
     assert torch.tensor(found["entropy"]).shape == (2, 1)
     assert {one["head"] for one in found["overloaded"]} == {0}
     assert "This model was trained with mixing(tokens=3)" in result.stdout
+    # a learned matrix attends nowhere else by design
+    assert found["influence"] == {}
+    assert "attends changes the result by less than" not in " ".join(result.output.split())
 
 
 def test_points_and_an_operator_of_its_own(tmp_path):

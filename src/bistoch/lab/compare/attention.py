@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bistoch.analysis import attention_influence, capture, metrics
+from bistoch.analysis import attention_influence, balanced_layers, capture, metrics
 from bistoch.analysis.capture import CapturedPlan
 from bistoch.lab.train import Task
 from bistoch.models import operators
@@ -88,7 +88,7 @@ def measure(model: nn.Module, task: Task) -> dict[str, Any]:
     the key that receives most, and `peak` its load; `gini` how unequal the loads are; `rank` the
     effective rank of the states before the first and after every block. `loads` is the histogram of
     column loads, `lam` the learned elasticities by layer and head, `influence` how much the result
-    depends on where each layer attends.
+    depends on where each layer attends, `balanced` the layers whose columns an operator makes even.
     """
     causal = task.kind == "corpus"
     rows: list[list[dict[str, float]]] = []
@@ -113,8 +113,9 @@ def measure(model: nn.Module, task: Task) -> dict[str, Any]:
     found["rank"] = torch.stack(ranks).mean(0).tolist()
     found["loads"] = (counts / counts.sum().clamp_min(1)).tolist()
     found["lam"] = learned_lam(model)
-    some = task.batch("test", torch.tensor(many[:AT_ONCE]))
-    found["influence"] = attention_influence(model, *some.to(device_of(model)).inputs)
+    some = task.batch("test", torch.tensor(many[:AT_ONCE])).to(device_of(model)).inputs
+    found["influence"] = attention_influence(model, *some)
+    found["balanced"] = balanced_layers(model, *some)
     return found
 
 
