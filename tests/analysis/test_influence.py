@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import bistoch
-from bistoch.analysis import attention_influence
+from bistoch.analysis import attention_influence, balanced_layers, influence_warning
+from bistoch.analysis.influence import _unevenness
 
 
 class Pooled(nn.Module):
@@ -48,6 +49,49 @@ def test_a_mean_after_balance_is_found(model, matters):
     assert list(found) == [f"layers.{i}" for i in range(len(matters))]
     assert [value > 1e-3 for value in found.values()] == matters
     assert all(value > 1e-3 or value < 1e-10 for value in found.values())
+
+
+def test_a_plan_that_does_not_look_at_tokens_is_left_out():
+    model, x = Pooled("softmax", depth=2), torch.randn(3, 7, 16)
+    model.layers[0].operator = bistoch.nn.Mixing(tokens=7)
+    assert list(attention_influence(model, x)) == ["layers.1"]
+    assert balanced_layers(model, x) == []
+
+
+def test_what_results_share_is_not_counted():
+    class Lifted(Pooled):
+        def forward(self, x):
+            return super().forward(x) + 1000
+
+    torch.manual_seed(0)
+    plain, lifted = Pooled("softmax").double(), Lifted("softmax").double()
+    lifted.load_state_dict(plain.state_dict())
+    x = torch.randn(3, 7, 16).double()
+    found = [attention_influence(model, x)["layers.0"] for model in (plain, lifted)]
+    assert found[1] == pytest.approx(found[0], rel=1e-9)
+    # one sample has no spread, and neither have samples that are alike
+    for few in (x[:1], x[:1].expand(3, 7, 16)):
+        assert 0 < attention_influence(lifted, few)["layers.0"] < 1e-3 * found[0] < 1
+
+
+def test_a_cause_is_named_only_where_columns_are_balanced():
+    torch.manual_seed(0)
+    x = torch.randn(3, 7, 16)
+    for operator, balanced in (("softmax", []), ("sinkhorn", ["layers.0"]), ("elastic(lam=0)", [])):
+        model = Pooled(operator)
+        # large enough for uneven columns where the operator leaves them free
+        nn.init.normal_(model.layers[0].query.weight, std=0.5)
+        assert balanced_layers(model, x) == balanced
+    # without keys a plan is uniform, and its columns are even whatever the operator is
+    for operator, known in (("softmax", False), ("sinkhorn", True)):
+        model = Pooled(operator)
+        nn.init.zeros_(model.layers[0].key.weight)
+        sentence = influence_warning(attention_influence(model, x), balanced_layers(model, x))
+        assert sentence.startswith("Where layers.0 attends changes the result by less than 0.1 %")
+        assert ("a mean over tokens" in sentence) == known
+    real = torch.arange(7) < 5
+    padded = bistoch.sinkhorn_plan(x, x, iters=1000, query_mask=real, key_mask=real)
+    assert _unevenness(padded) < 1e-4
 
 
 def test_the_model_and_random_numbers_are_left_as_they_were():

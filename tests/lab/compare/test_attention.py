@@ -36,11 +36,15 @@ def test_column_deviations_are_those_of_the_plans(pictures):
     assert min(found["softmax"].values()) > 1e-3
 
 
-def test_a_layer_without_effect_is_named(pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr(attention, "attention_influence", lambda model, *inputs: {"blocks.1": 0.0})
-    comparison = Comparison(pictures, MODEL, ("sinkhorn",), (0,), Recipe(epochs=1, batch_size=8))
+def test_a_layer_without_effect_is_named(pictures, tmp_path):
+    # only the mean over patches follows the layer: balance makes it useless, other plans do not
+    model = "vit(patch=(3,5), depth=1, mlp=0, dim=8, heads=2, pool='mean')"
+    operators = ("softmax", "sinkhorn", "mixing")
+    comparison = Comparison(pictures, model, operators, (0,), Recipe(epochs=1, batch_size=8))
     page = run_compare(comparison, tmp_path / "out", QUIET, command="").read_text(encoding="utf-8")
-    assert "sinkhorn: Where blocks.1 attends changes the result by less than 1 %" in page
+    assert page.count("attends changes the result by less than 0.1 %") == 1
+    assert "sinkhorn: Where blocks.0.attention attends changes the result" in page
+    assert page.count("Put an MLP, a maximum or a class token between") == 1
 
 
 def test_numbers_of_attention_tell_balance(pictures):
@@ -61,6 +65,8 @@ def test_numbers_of_attention_tell_balance(pictures):
     # the class token reads one query, and an MLP comes between
     assert list(free["influence"]) == ["blocks.0.attention", "blocks.1.attention"]
     assert min(free["influence"].values()) > 1e-4
+    assert balanced["balanced"] == ["blocks.0.attention", "blocks.1.attention"]
+    assert free["balanced"] == []
 
 
 def test_what_is_measured_does_not_change_the_model(pictures):
@@ -80,6 +86,54 @@ def test_a_model_without_attention_is_refused_before_it_is_trained(tmp_path):
     with pytest.raises(ValueError, match="has no attention"):
         train_all(comparison, task, tmp_path / "out", QUIET)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def series(tmp_path):
+    """A file of three columns of 120 hours."""
+    rows = np.random.default_rng(0).normal(size=(120, 3)).cumsum(0)
+    hours = np.datetime64("2024-01-01T00") + np.arange(120)
+    lines = [f"{hour},{a:.3f},{b:.3f},{c:.3f}" for hour, (a, b, c) in zip(hours, rows, strict=True)]
+    (tmp_path / "mine.csv").write_text("\n".join(["date,a,b,c", *lines]))
+    return str(tmp_path / "mine.csv")
+
+
+FORECAST = "forecast(lookback=12, horizon=4, dim=8, heads=4, extend=2, depth=1)"
+
+
+def test_operators_with_other_numbers_of_heads_are_compared(series, tmp_path):
+    comparison = Comparison(series, FORECAST, ("softmax", "mixing"), (0,), Recipe(epochs=1))
+    page = run_compare(comparison, tmp_path / "out", QUIET, command="").read_text(encoding="utf-8")
+    assert "of layer 1, the one in which a key is fullest with softmax" in page
+    assert "times its share. mixing has one head there, which is shown." in page
+    # a learned matrix attends nowhere else by design, and softmax has learned next to nothing yet
+    assert "attends changes the result by less than" not in page
+
+
+def test_every_operator_shows_a_head_that_it_has(row):
+    even, full = torch.full((3, 3), 1 / 3), torch.eye(3)[[0, 0, 0]]
+    plans = {
+        "softmax": [torch.stack([even, even, full, even])],
+        "alike": [torch.stack([full, even, even, even])],
+        "two": [torch.stack([even, full])],
+        "one": [even[None]],
+    }
+    example = examples._fullest_head(plans, [], [row(name, 0.5) for name in plans], "")
+    assert "head 2 of layer 1, the one in which a key is fullest with softmax, 3.0" in (
+        example.caption
+    )
+    assert "two has 2 heads there; shown is its fullest, head 1." in example.caption
+    assert "one has one head there, which is shown." in example.caption
+    assert "alike" not in example.caption
+    (shown,) = example.draw.args
+    assert [bool((plan == full).all()) for plan in shown.values()] == [True, False, True, False]
+
+
+def test_a_mixer_without_heads_has_one(series):
+    task = open_task(series, FORECAST)
+    model = new_model(Setup(series, FORECAST, "mixing"), task)
+    captured = attention.capture_samples(model, task, range(5))
+    assert [[tuple(plan.shape) for plan in plans] for plans in captured.plans] == [[(1, 3, 3)]] * 5
 
 
 def test_clouds_are_coloured_by_what_their_points_receive(tmp_path, monkeypatch):

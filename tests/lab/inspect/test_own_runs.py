@@ -2,12 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from bistoch.cli import app
 from bistoch.lab.inspect import load_subject
+from bistoch.lab.inspect.observe import observe
 from bistoch.lab.inspect.overloaded import Overloaded
 from bistoch.lab.inspect.swap import plan_of, swap_all, swap_heads
 from bistoch.lab.train import Recipe, Setup, open_task, train_run
@@ -54,12 +56,22 @@ def test_a_run_is_shown_on_its_own_test_samples(texts, tmp_path):
     assert '<p class="finding">' in page
 
 
-def test_a_layer_without_effect_is_named(texts, tmp_path, monkeypatch):
-    from bistoch.lab.inspect import run as inspect_run
-
-    monkeypatch.setattr(inspect_run, "attention_influence", lambda *inputs: {"blocks.1": 0.0})
-    result = run(texts, "--lam", "1", "--no-each-head", "--out", tmp_path)
-    assert "Where blocks.1 attends changes the result" in " ".join(result.output.split())
+@pytest.mark.parametrize("operator", ["softmax", "sinkhorn"])
+def test_a_layer_without_effect_is_named(tmp_path, operator):
+    x, y = np.random.default_rng(0).integers(0, 255, (40, 6, 5), np.uint8), np.arange(40) % 2
+    np.savez(tmp_path / "mine.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:])
+    # only the mean over patches follows the layer
+    model = "vit(patch=(3,5), depth=1, mlp=0, dim=8, heads=2, pool='mean')"
+    setup = Setup(str(tmp_path / "mine.npz"), model, operator, RECIPE)
+    train_run(setup, open_task(setup.data), tmp_path / "run")
+    result = run(tmp_path / "run", "--lam", "1", "--no-each-head", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    printed = " ".join(result.output.split())
+    warned = operator == "sinkhorn"
+    assert ("Where blocks.0.attention attends changes the result by less" in printed) == warned
+    assert ("The columns of blocks.0.attention are balanced" in printed) == warned
+    found = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert found["balanced"] == ["blocks.0.attention"] * warned
 
 
 def test_balance_in_a_run_is_that_of_the_operator_and_leaves_no_trace(texts):
@@ -87,6 +99,29 @@ def test_a_language_model_is_swapped_causally(tmp_path):
     assert found["causal"]
     assert "if every query spread evenly over the tokens before it" in result.stdout
     assert found["swap_all"]["1"]["cosine"] < 1
+
+
+def test_a_forecaster_with_a_learned_matrix_has_one_head(tmp_path):
+    rows = torch.randn(120, 3, generator=torch.Generator().manual_seed(0)).cumsum(0).tolist()
+    lines = [
+        f"2024-01-{1 + i // 24:02} {i % 24:02}:00,{a},{b},{c}" for i, (a, b, c) in enumerate(rows)
+    ]
+    (tmp_path / "mine.csv").write_text("\n".join(["date,a,b,c", *lines]))
+    model = "forecast(lookback=12, horizon=4, dim=8, extend=2, depth=2)"
+    setup = Setup(str(tmp_path / "mine.csv"), model, "mixing", RECIPE)
+    train_run(setup, open_task(setup.data, model), tmp_path / "run")
+    subject = load_subject(str(tmp_path / "run"))
+    seen = observe(subject, subject.batches[0])
+    assert [tuple(plan.shape) for plan in seen.plans] == [(16, 1, 3, 3)] * 2
+    result = run(tmp_path / "run", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert torch.tensor(found["entropy"]).shape == (2, 1)
+    assert {one["head"] for one in found["overloaded"]} == {0}
+    assert "This model was trained with mixing(tokens=3)" in result.stdout
+    # a learned matrix attends nowhere else by design
+    assert found["influence"] == {}
+    assert "attends changes the result by less than" not in " ".join(result.output.split())
 
 
 def test_points_and_an_operator_of_its_own(tmp_path):

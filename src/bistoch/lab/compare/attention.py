@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bistoch.analysis import attention_influence, capture, metrics
+from bistoch.analysis import attention_influence, balanced_layers, capture, metrics
+from bistoch.analysis.capture import CapturedPlan
 from bistoch.lab.train import Task
 from bistoch.models import operators
 
@@ -39,13 +40,40 @@ def capture_samples(model: nn.Module, task: Task, rows: range) -> Captured:
         with capture(model, budget=1 << 30, problems=None) as found:
             model(*task.batch("test", some).to(device).inputs)
         captured.names = [layer.name for layer in found.plans]
+        layers = [plans_by_sample(layer, len(some)).float().cpu() for layer in found.plans]
         for sample in range(len(some)):
-            # a plan that is the same for all samples has no axis for them
-            plans = [p.plan[sample] if p.plan.ndim > 3 else p.plan for p in found.plans]
-            plans = [plan.float().cpu().reshape(-1, *plan.shape[-2:]) for plan in plans]
-            captured.plans.append(plans)
+            captured.plans.append([plans[sample] for plans in layers])
             captured.states.append([state.state[sample].float().cpu() for state in found.states])
     return captured
+
+
+def plans_by_sample(captured: CapturedPlan, size: int) -> Float[Tensor, "b heads n m"]:
+    """The plans of a layer with an axis for samples and one for heads, which it may lack.
+
+    Args:
+        captured: a layer of a model that was called with a batch.
+        size: how many samples the batch has.
+
+    >>> plan, value = torch.rand(2, 5, 3, 3), torch.rand(2, 5, 3, 4)
+    >>> plans_by_sample(CapturedPlan("", 0, "operator", plan, value), 2).shape
+    torch.Size([2, 5, 3, 3])
+
+    A mixer without heads has an axis for samples, which its values have too.
+
+    >>> plans_by_sample(CapturedPlan("", 0, "operator", plan[0], value[0]), 5).shape
+    torch.Size([5, 1, 3, 3])
+
+    A plan that is the same for all samples has none.
+
+    >>> plans_by_sample(CapturedPlan("", 0, "operator", plan[0], value), 2).shape
+    torch.Size([2, 5, 3, 3])
+    """
+    plan, value = captured.plan, captured.value
+    if plan.ndim == 3 and value is not None and value.ndim == 3 and len(plan) == size:
+        plan = plan[:, None]
+    if plan.ndim < 4:
+        plan = plan.expand(size, *plan.shape)
+    return plan.reshape(size, -1, *plan.shape[-2:])
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -60,7 +88,7 @@ def measure(model: nn.Module, task: Task) -> dict[str, Any]:
     the key that receives most, and `peak` its load; `gini` how unequal the loads are; `rank` the
     effective rank of the states before the first and after every block. `loads` is the histogram of
     column loads, `lam` the learned elasticities by layer and head, `influence` how much the result
-    depends on where each layer attends.
+    depends on where each layer attends, `balanced` the layers whose columns an operator makes even.
     """
     causal = task.kind == "corpus"
     rows: list[list[dict[str, float]]] = []
@@ -85,8 +113,9 @@ def measure(model: nn.Module, task: Task) -> dict[str, Any]:
     found["rank"] = torch.stack(ranks).mean(0).tolist()
     found["loads"] = (counts / counts.sum().clamp_min(1)).tolist()
     found["lam"] = learned_lam(model)
-    some = task.batch("test", torch.tensor(many[:AT_ONCE]))
-    found["influence"] = attention_influence(model, *some.to(device_of(model)).inputs)
+    some = task.batch("test", torch.tensor(many[:AT_ONCE])).to(device_of(model)).inputs
+    found["influence"] = attention_influence(model, *some)
+    found["balanced"] = balanced_layers(model, *some)
     return found
 
 

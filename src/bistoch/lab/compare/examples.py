@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from bistoch.analysis import draw_plans, metrics
@@ -88,28 +89,47 @@ def example_figures(task: Task, rows: Sequence[Row]) -> Iterator[Example]:
 def _fullest_head(
     plans: Mapping[str, Sequence[Tensor]], tokens: Sequence[str], rows: Sequence[Row], of_class: str
 ) -> Example:
-    """The head that overloads a key most with softmax (or the first), with every operator."""
+    """The head that overloads a key most with softmax (or the first), with every operator.
+
+    An operator with another number of heads shows the one of its own that does.
+    """
     first = (baseline_of(rows) or rows[0]).operator
     # where a layer has one query there is nothing to balance
     layers = [place for place, plan in enumerate(plans[first]) if plan.shape[-2] > 1]
     loads = {
-        (layer, int(head)): peaks[head].item()
+        (layer, head): metrics.column_load(plans[first][layer])[head].max().item()
         for layer in layers or [0]
-        for peaks in [metrics.column_load(plans[first][layer]).amax(-1)]
-        for head in [peaks.argmax()]
+        for head in [_fullest(plans[first][layer])]
     }
     layer, head = max(loads, key=lambda place: loads[place])
-    chosen = {short_name(name): found[layer][head] for name, found in plans.items()}
+    counts = {name: len(found[layer]) for name, found in plans.items()}
+    heads = {
+        name: head if counts[name] == counts[first] else _fullest(found[layer])
+        for name, found in plans.items()
+    }
+    chosen = {short_name(name): found[layer][heads[name]] for name, found in plans.items()}
+    others = "".join(
+        f" {name} has one head there, which is shown."
+        if count == 1
+        else f" {name} has {count} heads there; shown is its fullest, head {heads[name]}."
+        for name, count in counts.items()
+        if count != counts[first]
+    )
     n, m = plans[first][layer].shape[-2:]
     queries, keys = (tokens if len(tokens) == count else () for count in (n, m))
     draw = partial(draw_plans, chosen, queries=queries, keys=keys)
     return Example(
         "head", draw,
         f"A test sample{of_class}: head {head} of layer {layer + 1}, the one in which a key is "
-        f"fullest with {first}, {loads[layer, head]:.1f} times its share. Rows are queries, "
-        "columns are keys; bars are column sums, the dashed line is the even share.",
+        f"fullest with {first}, {loads[layer, head]:.1f} times its share.{others} Rows are "
+        "queries, columns are keys; bars are column sums, the dashed line is the even share.",
         narrow=partial(draw, across=1),
     )  # fmt: skip
+
+
+def _fullest(plan: Float[Tensor, "heads n m"]) -> int:
+    """The head that overloads a key most."""
+    return int(metrics.column_load(plan).amax(-1).argmax())
 
 
 def _choose(task: Task) -> list[int]:

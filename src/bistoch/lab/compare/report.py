@@ -79,7 +79,8 @@ def write_report(found: Found, folder: Path, console: Console | None = None) -> 
     report.table(scores.head, scores.rows, _caption(found))
     for row in whole:
         # a record of an earlier version has none
-        warning = influence_warning(row.cells[0].result["attention"].get("influence", {}))
+        attention = row.cells[0].result["attention"]
+        warning = influence_warning(attention.get("influence", {}), attention.get("balanced", ()))
         if warning is not None:
             report.text(f"{row.operator}: {warning}", printed=True)
     for row in found.rows:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from bistoch.lab.compare.attention import plans_by_sample
 from bistoch.lab.device import CPU
 from bistoch.lab.inspect.subject import BATCH_SIZE, Seen, Subject
 from bistoch.lab.text import Vocabulary
@@ -164,8 +165,7 @@ def observe_run(subject: Subject, batch: Any) -> Seen:
     with capture(subject.model, budget=1 << 30, problems=None) as found:
         subject.model(batch["inputs"])
     size, kept = len(batch["inputs"]), [one for one in found.plans if one.plan.shape[-2] > 1]
-    # a plan that is the same for all samples has no axis for them
-    plans = [p.plan if p.plan.ndim > 3 else p.plan.expand(size, *p.plan.shape) for p in kept]
+    plans = [plans_by_sample(one, size) for one in kept]
     names = [one.name.removesuffix(".attention") for one in kept]
     return Seen([x.cpu() for x in plans], [x.state.cpu() for x in found.states], names)
 

@@ -31,6 +31,8 @@ class Inspection(NamedTuple):
     `effects` are the changes by lam with all heads swapped, `each` the cosine with each head
     swapped alone, `heads` the plans of the shown heads before and after, the most overloaded first;
     `not_swapped` says why nothing was swapped in. `score` is that of the model as it is.
+    `influence` and `balanced` are by the names of modules: how much it matters where a layer
+    attends, and the layers whose columns an operator makes even.
     """
 
     subject: Subject
@@ -42,6 +44,7 @@ class Inspection(NamedTuple):
     not_swapped: str | None = None
     score: Mapping[str, float] = {}
     influence: Mapping[str, float] = {}
+    balanced: Sequence[str] = ()
 
 
 def write_report(found: Inspection, out: Path, console: Console) -> Path:
@@ -56,7 +59,7 @@ def write_report(found: Inspection, out: Path, console: Console) -> Path:
     report.text(_intro(subject), printed=True)
     for note in subject.notes:
         report.text(note)
-    if sentence := influence_warning(found.influence):
+    if sentence := influence_warning(found.influence, found.balanced):
         report.text(sentence, printed=True)
     if others:
         names = ", ".join(f"{one.layer}.{one.head}" for one in others)
@@ -219,6 +222,7 @@ def _record(found: Inspection) -> dict[str, Any]:
         "mean_cosine": measured.cosine.tolist(),
         "lam": learned_lam(subject.model),
         "influence": dict(found.influence),
+        "balanced": list(found.balanced),
         "score": dict(found.score),
         "swap_all": {f"{lam:g}": effect for lam, effect in found.effects.items()},
         "swap_each_head": None if found.each is None else found.each.tolist(),

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
-from bistoch.analysis import attention_influence
+from bistoch.analysis import attention_influence, balanced_layers
 from bistoch.integrations import huggingface
 from bistoch.integrations.huggingface.layers import count_heads
 from bistoch.lab.device import CPU
@@ -66,9 +67,12 @@ def run_inspect(
         chosen = _choose(measured, heads)
         shown.finish("heads measured")
         command = _command(name, texts, images, lams, heads, each_head, device)
+        args, options = _inputs(subject)
         found = Inspection(
-            subject, measured, command, not_swapped=not_swapped, influence=_influence(subject)
-        )
+            subject, measured, command, not_swapped=not_swapped,
+            influence=attention_influence(subject.model, *args, **options),
+            balanced=balanced_layers(subject.model, *args, **options),
+        )  # fmt: skip
         if swaps:
             shown.start("swapping heads")
             done = 0
@@ -91,12 +95,10 @@ def run_inspect(
     return write_report(found._replace(heads=looked), out, console)
 
 
-def _influence(subject: Subject) -> dict[str, float]:
-    """How much the result depends on where each layer with an operator attends."""
+def _inputs(subject: Subject) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """What the model is called with on its first batch."""
     batch = subject.batches[0]
-    if subject.own:
-        return attention_influence(subject.model, batch["inputs"])
-    return attention_influence(subject.model, **batch)
+    return ((batch["inputs"],), {}) if subject.own else ((), batch)
 
 
 def _with_revealed(
