@@ -300,10 +300,10 @@ def figure(results: Results) -> Any:
             scores = [100 * x for x in results.values(name, "test.accuracy")]
             below.plot([i] * len(scores), scores, "o", color=colour, markersize=5, alpha=0.6)
             below.plot([i - 0.25, i + 0.25], [mean(scores)] * 2, color=colour, linewidth=2)
-        tidy(above, f"{TITLES[task]}: column deviation", "epoch (0: before training)")
+        tidy(above, TITLES[task], "epoch (0: before training)", "" if place else "column deviation")
         above.set_ylim(bottom=0)
         above.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-        tidy(below, "test accuracy (%), every seed")
+        tidy(below, "", "", "" if place else "test accuracy (%), every seed")
         short = [name.removeprefix(f"{task} ").replace(", ", ",\n") for name in names]
         below.set_xticks(range(len(names)), short, fontsize=7)
         below.set_xlim(-0.6, len(names) - 0.4)
