@@ -22,8 +22,10 @@ demo: $(VENV)/.installed
 test: lint shapes
 	$(PYTEST) --ignore=$(LAWS) --durations=30
 
+# the laws of kernels for GPUs, in Triton's interpreter, are slow ones
 test-all: lint shapes
 	$(PYTEST) --ignore=$(LAWS) --durations=30 -m "slow or not slow"
+	$(PYTEST) --durations=30 -m slow $(LAWS)
 
 # the laws, with every shape in a signature checked
 shapes: $(VENV)/.installed
