@@ -22,8 +22,10 @@ demo: $(VENV)/.installed
 test: lint shapes
 	$(PYTEST) --ignore=$(LAWS) --durations=30
 
+# the laws of kernels for GPUs, in Triton's interpreter, are slow ones; minutes each on a loaded machine
 test-all: lint shapes
 	$(PYTEST) --ignore=$(LAWS) --durations=30 -m "slow or not slow"
+	$(PYTEST) --durations=30 --timeout=1200 -m slow $(LAWS)
 
 # the laws, with every shape in a signature checked
 shapes: $(VENV)/.installed

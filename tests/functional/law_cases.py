@@ -19,15 +19,17 @@ def small(operator, **more):
     return dataclasses.replace(operator, **parts) if options else operator
 
 
-def by_backend():
-    """Every operator, as often as it has backends: "auto" leaves problems of this size to one."""
+def by_backend(kernel_marks=(pytest.mark.slow,)):
+    """Every operator, as often as it has backends: "auto" leaves problems of this size to one.
+
+    Kernels for GPUs run in Triton's interpreter, which takes its time.
+    """
     for name, row in bistoch.OPERATORS.items():
         if "backend" not in row.options():
             yield pytest.param(small(row), id=name)
             continue
         for backend in row.backends:
-            # in Triton's interpreter, which takes its time
-            marks = [pytest.mark.slow] if backend == "triton" else []
+            marks = kernel_marks if backend == "triton" else ()
             yield pytest.param(small(row, backend=backend), id=f"{name}-{backend}", marks=marks)
 
 
@@ -35,6 +37,8 @@ every_operator = pytest.mark.parametrize(
     "operator", [small(row) for row in bistoch.OPERATORS.values()], ids=lambda o: o.name
 )
 every_backend = pytest.mark.parametrize("operator", list(by_backend()))
+# for laws of a few calls, which no run of the tests leaves out
+every_backend_always = pytest.mark.parametrize("operator", list(by_backend(kernel_marks=())))
 
 
 def keys_for(operator, n=N, m=M):

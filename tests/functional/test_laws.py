@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import bistoch
+from bistoch.functional.kernels.gpu import is_interpreted
 from bistoch.lab.bench.memory import largest_allocation
 from functional.law_cases import (
     BATCH,
@@ -14,11 +15,23 @@ from functional.law_cases import (
     allowed_pairs,
     by_backend,
     every_backend,
+    every_backend_always,
     every_operator,
     keys_for,
     masks,
     tokens,
 )
+from interpreter import patch_once
+
+
+@pytest.fixture(autouse=True)
+def _quick_interpreter(request):
+    if "-triton" not in request.node.name:
+        return
+    pytest.importorskip("triton")
+    if not is_interpreted():
+        pytest.skip("for Triton's interpreter: set TRITON_INTERPRET=1")
+    patch_once()
 
 
 def test_the_table_is_keyed_by_name():
@@ -221,7 +234,7 @@ def test_tokens_without_features_have_a_plan(operator):
     assert operator.attention(q, k, v[..., :0]).shape == (*BATCH, N, 0)
 
 
-@every_backend
+@every_backend_always
 def test_any_layout_is_accepted(operator):
     q, k, v = tokens(m=keys_for(operator))
     wanted = operator.attention(q, k, v)

@@ -3,6 +3,7 @@ import torch
 
 import bistoch
 from bistoch.functional.elastic.cpu import launch as cpu
+from precision import assert_as_good
 
 
 def run(backend, tensors, dtype, **options):
@@ -40,27 +41,15 @@ def assert_as_good_as_reference():
     """
 
     def check(backend, draw, *, dtype=torch.float32, draws=3, **options):
-        theirs, ours, best = [], [], []
+        exact, theirs, ours = [], [], []
         for _ in range(draws):
             # both see the same rounded input, so that only the arithmetic differs
             tensors = {name: t.to(dtype).double() for name, t in draw().items()}
-            exact = run("reference", tensors, torch.float64, **options)
-            rounded = run("reference", tensors, dtype, **options)
-            found = run(backend, tensors, dtype, **options)
-            assert all(tensor.isfinite().all() for tensor in found)
-            best.append(exact)
-            theirs.append([a - b for a, b in zip(rounded, exact, strict=True)])
-            ours.append([a - b for a, b in zip(found, exact, strict=True)])
+            exact.append(run("reference", tensors, torch.float64, **options))
+            theirs.append(run("reference", tensors, dtype, **options))
+            ours.append(run(backend, tensors, dtype, **options))
         terms = tensors["query"].shape[-2] + tensors["key"].shape[-2]
         names = ("result", *(f"gradient of {name}" for name in tensors))
-        for position, name in enumerate(names):
-            theirs_rms, ours_rms, size = (rms(part, position) for part in (theirs, ours, best))
-            # one rounding for every term of the longest sum; terms of order one may cancel
-            rounding = torch.finfo(dtype).eps * terms * size.clamp_min(1)
-            assert ours_rms <= 2 * theirs_rms + rounding, name
+        assert_as_good(names, exact, theirs, ours, terms=terms)
 
     return check
-
-
-def rms(draws, position):
-    return torch.stack([draw[position] for draw in draws]).square().mean().sqrt()

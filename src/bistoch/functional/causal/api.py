@@ -12,7 +12,7 @@ from bistoch.functional.causal.pose import Rule, clean_stream, pose_stream, sort
 from bistoch.functional.causal.problem import Stream
 from bistoch.functional.causal.triton import as_they_came, takes
 from bistoch.functional.inputs import Mask, Option
-from bistoch.functional.kernels.gpu import HAS_TRITON
+from bistoch.functional.kernels.gpu import HAS_TRITON, check_new_enough, is_new_enough
 
 _MODULES = {
     "reference": "bistoch.functional.causal.reference",
@@ -134,9 +134,11 @@ def _attend(
     chosen = choose_backend(
         operator, backend, _MODULES, query.device, _fastest(stream), plain=PLAIN
     )
-    if chosen.name == "triton" and not takes(stream.query, stream.value):
-        features, values = stream.query.shape[2], stream.value.shape[2]
-        inputs.refuse_triton(operator, stream.query.dtype, features, values)
+    if chosen.name == "triton":
+        check_new_enough(operator, query.device)
+        if not takes(stream.query, stream.value):
+            features, values = stream.query.shape[2], stream.value.shape[2]
+            inputs.refuse_triton(operator, stream.query.dtype, features, values)
     stream, broken = clean_stream(stream)
     if chosen.halves:
         stream = as_they_came(stream, query.dtype)
@@ -150,11 +152,11 @@ def _fastest(stream: Stream) -> str:
     heads, n = stream.query.shape[:2]
     # a head is one thread's work
     enough = is_open(heads, n) or (2 * heads >= _threads() and heads * n * n >= SMALL)
-    device = stream.query.device.type
-    if device == "cpu" and HAS_NUMBA and enough:
+    device = stream.query.device
+    if device.type == "cpu" and HAS_NUMBA and enough:
         return "cpu"
-    known = HAS_TRITON and takes(stream.query, stream.value)
-    return "triton" if device == "cuda" and known else "streaming"
+    known = HAS_TRITON and takes(stream.query, stream.value) and is_new_enough(device)
+    return "triton" if device.type == "cuda" and known else "streaming"
 
 
 # a number of the machine: nothing for a compiler to trace

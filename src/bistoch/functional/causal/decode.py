@@ -17,7 +17,7 @@ from bistoch.functional.causal.problem import Account, Piece, Stream, cut, open_
 from bistoch.functional.causal.triton import as_they_came, takes
 from bistoch.functional.causal.triton import operator as kernels
 from bistoch.functional.inputs import Mask, Option
-from bistoch.functional.kernels.gpu import HAS_TRITON
+from bistoch.functional.kernels.gpu import HAS_TRITON, check_new_enough, is_new_enough
 from bistoch.functional.precision import full_precision
 
 # backends that can go on from a state
@@ -159,10 +159,12 @@ def _choose(
         isinstance(x, Tensor) and x.requires_grad for x in given
     )
     known = takes(query, value)
-    quick = query.device.type == "cuda" and HAS_TRITON and known and not slopes
+    here = query.device.type == "cuda" and HAS_TRITON and is_new_enough(query.device)
+    quick = here and known and not slopes
     name = choose_name(operator, backend, "triton" if quick else "streaming", PLAIN)
     if name == "triton":
         choose_backend(operator, name, _MODULES, query.device, name, plain=PLAIN)
+        check_new_enough(operator, query.device)
         if not known:
             inputs.refuse_triton(operator, query.dtype, query.shape[-1], value.shape[-1])
         if slopes:

@@ -359,6 +359,7 @@ def room(inputs: Inputs, bias_too: bool, fills: bool = False) -> Gradients:
         return make(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
     bias = inputs.mask if inputs.given is None else inputs.given
+    bias = bias if bias_too else None
     return Gradients(
         query=like(inputs.query),
         key=like(inputs.key),
@@ -370,8 +371,13 @@ def room(inputs: Inputs, bias_too: bool, fills: bool = False) -> Gradients:
         log_mass=like(inputs.log_mass),
         log_row_mass=like(inputs.log_row_mass),
         start=like(inputs.start),
-        bias=lam.new_empty(0) if bias is None or not bias_too else torch.zeros_like(bias),
+        # kernels write it row by row, however the bias itself lies in memory
+        bias=lam.new_empty(0) if bias is None else _dense_zeros(bias),
     )
+
+
+def _dense_zeros(like: Tensor) -> Tensor:
+    return torch.zeros_like(like, memory_format=torch.contiguous_format)
 
 
 def _by_input(grads: Gradients, needed: Inputs) -> tuple[Tensor | None, ...]:

@@ -43,6 +43,36 @@ def device_type() -> str:
     return "cpu" if is_interpreted() else "cuda"
 
 
+# compute capability of the oldest GPUs of NVIDIA that kernels are made for; on those before, fused
+# ones spill kilobytes of registers, and want more shared memory than there is
+OLDEST = (8, 0)
+
+
+# a fact of the machine: nothing for a compiler to trace
+@assume_constant_result
+def is_new_enough(device: torch.device) -> bool:
+    """Whether kernels are made for a device; of those of AMD nothing is asked."""
+    return _capability(device) >= OLDEST
+
+
+def check_new_enough(operator: str, device: torch.device) -> None:
+    """Refuse a GPU that kernels are not made for."""
+    if not is_new_enough(device):
+        found, wanted = (".".join(map(str, x)) for x in (_capability(device), OLDEST))
+        raise BackendUnavailableError(
+            f'{operator}: the backend "triton" works on GPUs of compute capability {wanted} or '
+            f'more (Ampere and later), but {device} has {found}; choose backend="streaming"'
+        )
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    # without a driver there are only tensors that compilers trace with
+    if device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
+        return OLDEST
+    return torch.cuda.get_device_capability(device)
+
+
 class Launch(NamedTuple):
     """One launch of a kernel, as `record_launches` sees it."""
 
@@ -78,15 +108,27 @@ def record_launches(*, run: bool = True) -> Iterator[list[Launch]]:
         _recorders.pop()
 
 
-def products(dtype: torch.dtype, hip: bool) -> str:
+def products(dtype: torch.dtype, amd: str = "") -> str:
     """How `tl.dot` multiplies the numbers of a dtype, so that their precision is kept.
 
     Tensor cores of NVIDIA have no float32: three products of parts of 11 bits make one of 22. Half
-    precision tokens have at most 11 bits to begin with. AMD's matrix cores have float32.
+    precision tokens have at most 11 bits to begin with. AMD's matrix cores have float32, and those
+    of the architecture gfx942 products of 11 bits too.
+
+    >>> [products(torch.bfloat16, amd) for amd in ("", "gfx942", "gfx90a")]
+    ['tf32', 'tf32', 'ieee']
     """
     if dtype in (torch.float16, torch.bfloat16):
-        return "tf32"
-    return "ieee" if hip or dtype == torch.float64 or is_interpreted() else "tf32x3"
+        return "tf32" if not amd or amd.startswith("gfx942") else "ieee"
+    return "ieee" if amd or dtype == torch.float64 or is_interpreted() else "tf32x3"
+
+
+def amd_architecture(device: torch.device) -> str:
+    """The architecture of a device of AMD, as gfx942; empty for others."""
+    if torch.version.hip is None or device.type != "cuda":
+        return ""
+    # features of the device follow behind a colon
+    return torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]
 
 
 # of a thread, and of all threads of a multiprocessor, on every GPU of NVIDIA

@@ -13,7 +13,13 @@ from bistoch.functional.backends import BackendUnavailableError
 from bistoch.functional.elastic.api import warn_if_far
 from bistoch.functional.elastic.logs import log_row_softmax
 from bistoch.functional.elastic.reference import logsumexp
-from bistoch.functional.kernels.gpu import HAS_TRITON, device_type, is_interpreted
+from bistoch.functional.kernels.gpu import (
+    HAS_TRITON,
+    check_new_enough,
+    device_type,
+    is_interpreted,
+    is_new_enough,
+)
 from bistoch.functional.matching.iterations import Iterations, Slack, iterate, step
 from bistoch.functional.matching.problem import Logs, Sides, Steps
 
@@ -54,7 +60,8 @@ def _choose(backend: str, scores: Tensor) -> str:
     """Products look at what they computed, which a compiler or an accelerator would wait for."""
     on_cpu = scores.device.type == "cpu"
     known = HAS_TRITON and (scores.dtype == torch.float32 or is_interpreted())
-    if backend == "auto" and scores.device.type == "cuda" and known:
+    on_gpu = scores.device.type == "cuda" and is_new_enough(scores.device)
+    if backend == "auto" and on_gpu and known:
         return "triton"
     if backend == "auto":
         return "cpu" if on_cpu and not torch.compiler.is_compiling() else "streaming"
@@ -69,6 +76,8 @@ def _choose(backend: str, scores: Tensor) -> str:
             f"'bistoch[gpu]'), but these are {scores.dtype} on {scores.device}; choose "
             'backend="streaming"'
         )
+    if backend == "triton":
+        check_new_enough("match", scores.device)
     if backend == "cpu" and not on_cpu:
         raise BackendUnavailableError(
             f'the backend "cpu" works on CPU tensors, but these are on {scores.device}; move them '

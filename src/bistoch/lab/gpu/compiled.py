@@ -80,9 +80,9 @@ def compile_launch(launch: Launch, target: str) -> Compiled:
         options.pop("maxnreg", None)
     if "PRECISION" in given:
         # makers differ; what was recorded here tells how many bits tokens have
-        is_half = given["PRECISION"] == products(torch.float16, hip=False)
+        is_half = given["PRECISION"] == products(torch.float16)
         tokens = torch.float16 if is_half else torch.float32
-        given["PRECISION"] = products(tokens, device.backend == "hip")
+        given["PRECISION"] = products(tokens, device.arch if device.backend == "hip" else "")
     signature, constants, attributes = {}, {}, {}
     for place, parameter in enumerate(kernel.params):
         value = given[parameter.name]

@@ -11,6 +11,7 @@ import torch
 import bistoch
 from bistoch.functional.causal import api, decode, triton
 from bistoch.functional.causal.triton import operator
+from precision import assert_as_good
 
 slow = pytest.mark.slow
 
@@ -191,9 +192,8 @@ def test_on_a_device(n, block, dtype, masked):
         leaves = [x.detach().to(kind).requires_grad_() for x in tokens]
         result = bistoch.causal_elastic_attention(*leaves, block=block, mask=mask, backend=backend)
         results.append((result, *torch.autograd.grad(result.float().sin().sum(), leaves)))
-    for exact, theirs, ours in zip(*results, strict=True):
-        error, own = ((x - exact).double().square().mean().sqrt() for x in (theirs, ours))
-        assert own <= 2 * error + 2 * n * torch.finfo(dtype).eps * exact.abs().max().clamp_min(1)
+    names = ("result", "query", "key", "value")
+    assert_as_good(names, *([result] for result in results), terms=2 * n)
 
 
 @pytest.mark.gpu

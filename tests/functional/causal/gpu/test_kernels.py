@@ -7,6 +7,7 @@ import bistoch
 from bistoch.functional.causal.triton import blocks
 from bistoch.functional.kernels.gpu import record_launches
 from bistoch.functional.kernels.tuning import VARIABLE, use_blocks
+from precision import assert_as_good
 
 HEADS, D, E = 2, 5, 3
 slow = pytest.mark.slow
@@ -105,25 +106,16 @@ def test_tiles_as_they_are_on_a_device():
     compare(*tokens(149, d=16, e=16), block=64, **per_head())
 
 
-def assert_as_good(draw, draws, dtype=torch.float32, **options):
+def assert_as_the_reference(draw, draws, dtype=torch.float32, **options):
     """Errors are at most twice those of the reference at the same precision."""
-    errors = {"reference": [], "triton": []}
+    exact, theirs, ours = [], [], []
     for _ in range(draws):
         leaves = [x.to(dtype) for x in draw()]
-        exact = run("reference", [x.double() for x in leaves], **options)
-        for backend, found in errors.items():
-            rounded = run(backend, leaves, dtype, **options)
-            assert all(x.isfinite().all() for x in rounded)
-            found.append([one - other for one, other in zip(rounded, exact, strict=True)])
-    for place, best in enumerate(exact):
-        theirs, ours = (
-            torch.stack([draw[place] for draw in found]).square().mean().sqrt()
-            for found in errors.values()
-        )
-        # one rounding for every term of the longest sum; terms of order one may cancel
-        size = best.square().mean().sqrt().clamp_min(1)
-        rounding = torch.finfo(dtype).eps * 2 * leaves[0].shape[-2] * size
-        assert ours <= 2 * theirs + rounding, (place, ours, theirs)
+        exact.append(run("reference", [x.double() for x in leaves], **options))
+        theirs.append(run("reference", leaves, dtype, **options))
+        ours.append(run("triton", leaves, dtype, **options))
+    names = ("result", "query", "key", "value")
+    assert_as_good(names, exact, theirs, ours, terms=2 * leaves[0].shape[-2])
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -131,14 +123,14 @@ def assert_as_good(draw, draws, dtype=torch.float32, **options):
                                    pytest.param(torch.float32, marks=slow)])  # fmt: skip
 def test_as_good_as_the_reference(dtype):
     """Half precision tokens and values are read as they are; everything else is float32."""
-    assert_as_good(lambda: tokens(29), 1 if dtype == torch.bfloat16 else 3, dtype, block=8)
+    assert_as_the_reference(lambda: tokens(29), 1 if dtype == torch.bfloat16 else 3, dtype, block=8)
 
 
 @pytest.mark.usefixtures("small_tiles", "ordered_products")
 @pytest.mark.parametrize("draws", [1, pytest.param(8, marks=slow)])
 def test_extreme_scores_in_float32(draws):
     # queries and keys of 1000 each: scores in the millions
-    assert_as_good(lambda: tokens(23, 1000.0), draws, block=6)
+    assert_as_the_reference(lambda: tokens(23, 1000.0), draws, block=6)
 
 
 @pytest.mark.usefixtures("small_tiles", "ordered_products")

@@ -8,8 +8,12 @@ import pytest
 import torch
 
 import bistoch
+from bistoch.functional.causal import api as causal_api
+from bistoch.functional.causal import decode
 from bistoch.functional.elastic import backends, triton
 from bistoch.functional.kernels import gpu
+from bistoch.functional.matching import slack
+from precision import assert_as_good
 
 
 def test_auto_takes_the_kernels_on_a_gpu_and_only_there(monkeypatch):
@@ -25,6 +29,78 @@ def test_auto_takes_the_kernels_on_a_gpu_and_only_there(monkeypatch):
     assert fastest("cuda", features=257) == "streaming"
     monkeypatch.setattr(backends, "HAS_TRITON", False)
     assert fastest("cuda") == "streaming"
+
+
+@pytest.fixture
+def capability(monkeypatch):
+    """Set the compute capability of a GPU that is not here."""
+
+    def pretend(*found):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found)
+        gpu._capability.cache_clear()
+
+    yield pretend
+    gpu._capability.cache_clear()
+
+
+@pytest.mark.parametrize(("found", "name"), [((7, 5), "streaming"), ((8, 0), "triton"),
+                                             ((8, 6), "triton"), ((12, 0), "triton")])  # fmt: skip
+def test_auto_leaves_old_gpus_to_torch(found, name, capability, monkeypatch):
+    capability(*found)
+    device = torch.device("cuda")
+    like = types.SimpleNamespace(
+        device=device, dtype=torch.float32, shape=(2, 5, 3), requires_grad=False
+    )
+    assert backends._fastest(types.SimpleNamespace(like=like), 3) == name
+    assert causal_api._fastest(types.SimpleNamespace(query=like, value=like)) == name
+    assert slack._choose("auto", like) == name
+    monkeypatch.setattr(decode, "choose_backend", lambda *_, **__: None)
+    assert decode._choose("causal_elastic_step", "auto", like, like, like, None) == name
+
+
+def test_old_gpus_are_refused_by_name(capability):
+    capability(7, 5)
+    gpu.check_new_enough("balance", torch.device("cpu"))
+    sentence = r"^balance: .* capability 8\.0 or more .*, but cuda:1 has 7\.5; choose backend="
+    with pytest.raises(bistoch.BackendUnavailableError, match=sentence):
+        gpu.check_new_enough("balance", torch.device("cuda:1"))
+
+
+def test_every_operator_refuses_old_gpus(monkeypatch):
+    monkeypatch.setattr(gpu, "_capability", lambda device: (7, 0))
+    q = torch.randn(2, 5, 3)
+    calls = {
+        "elastic_attention": lambda **by: bistoch.elastic_attention(q, q, q, **by),
+        "balance": lambda **by: bistoch.balance(q, **by),
+        "match": lambda **by: bistoch.match(q, row_price=0.0, column_price=0.0, **by),
+        "causal_elastic_attention": lambda **by: bistoch.causal_elastic_attention(q, q, q, **by),
+        "causal_elastic_step": lambda **by: bistoch.causal_elastic_step(q, q, q, **by),
+    }
+    for name, call in calls.items():
+        with pytest.raises(bistoch.BackendUnavailableError, match=rf"^{name}: .* has 7\.0"):
+            call(backend="triton")
+
+
+def test_amd_has_no_compute_capability_to_ask_for(capability, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    capability(1, 0)
+    assert gpu.is_new_enough(torch.device("cuda"))
+
+
+def test_how_numbers_are_multiplied(monkeypatch):
+    """Triton has products of 11 bits on one architecture of AMD only."""
+    monkeypatch.setattr(gpu, "is_interpreted", lambda: False)
+    for dtype in (torch.float16, torch.bfloat16):
+        found = [gpu.products(dtype, amd) for amd in ("", "gfx942", "gfx90a", "gfx950", "gfx1100")]
+        assert found == ["tf32", "tf32", "ieee", "ieee", "ieee"]
+    assert [gpu.products(torch.float32, amd) for amd in ("", "gfx942")] == ["tf32x3", "ieee"]
+    assert gpu.amd_architecture(torch.device("cuda")) == ""
+    facts = types.SimpleNamespace(gcnArchName="gfx90a:sramecc+:xnack-")
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    assert gpu.amd_architecture(torch.device("cuda")) == "gfx90a"
+    assert gpu.amd_architecture(torch.device("cpu")) == ""
 
 
 def test_what_kernels_do_not_know_is_refused(monkeypatch):
@@ -112,9 +188,8 @@ def test_on_a_device(n, dtype):
         leaves = [x.detach().to(kind).requires_grad_() for x in tokens]
         result = bistoch.elastic_attention(*leaves, iters=5, backend=backend)
         results.append((result, *torch.autograd.grad(result.float().sin().sum(), leaves)))
-    for exact, theirs, ours in zip(*results, strict=True):
-        error, own = ((x - exact).double().square().mean().sqrt() for x in (theirs, ours))
-        assert own <= 2 * error + 2 * n * torch.finfo(dtype).eps * exact.abs().max().clamp_min(1)
+    names = ("result", "query", "key", "value")
+    assert_as_good(names, *([result] for result in results), terms=2 * n)
 
 
 @pytest.mark.gpu

@@ -187,6 +187,59 @@ def test_given_scores_of_any_size():
         torch.testing.assert_close(found, wanted, atol=1e-11, rtol=1e-9)
 
 
+LAYOUTS = {
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "heads inside": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "expanded": lambda x: x[:1].expand_as(x),
+    "strided": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+}
+every_layout = pytest.mark.parametrize("layout", list(LAYOUTS))
+
+
+def assert_layout_is_invisible(call, layout, *tensors):
+    """Results and gradients are those of dense inputs, also if what arrives is not dense."""
+    results = []
+    for kept in (False, True):
+        laid = [LAYOUTS[layout](x.detach()) for x in tensors]
+        leaves = [(x if kept else x.contiguous()).requires_grad_() for x in laid]
+        found = call(*leaves)
+        weights = torch.linspace(-1, 9, found.numel(), dtype=found.dtype).reshape(found.shape).cos()
+        arriving = LAYOUTS[layout](weights) if kept else LAYOUTS[layout](weights).contiguous()
+        results.append((found.detach(), *torch.autograd.grad(found, leaves, arriving)))
+    for wanted, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-13, rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "transposed",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in LAYOUTS if x != "transposed"),
+    ],
+)
+def test_tokens_and_biases_of_any_layout(form, layout):
+    def attend(*leaves):
+        *tokens, bias = leaves
+        return bistoch.elastic_attention(*tokens, mask=bias, iters=1, backend="triton")
+
+    tensors = problem(mask=BIASES["own"]())
+    assert_layout_is_invisible(attend, layout, *tensors.values())
+
+
+@every_layout
+@pytest.mark.parametrize("whole", [True, False], ids=["plans", "tiles"])
+def test_scores_of_any_layout(whole, layout, request):
+    """Small ones, whose plan is one launch, and those of several tiles."""
+    if not whole:
+        request.getfixturevalue("small_blocks")
+
+    def plan(scores):
+        return bistoch.balance(scores, iters=1, backend="triton")
+
+    shape = (3, 5, 7) if whole else (HEADS, N, M)
+    assert_layout_is_invisible(plan, layout, normal(*shape))
+
+
 @pytest.mark.parametrize("lengths", [(0, 3), (3, 0)])
 def test_nothing_to_see(lengths):
     n, m = lengths

@@ -6,6 +6,7 @@ import torch
 import bistoch
 from bistoch.functional.kernels.gpu import record_launches
 from kernel_cases import BIASES, OPTIONS, normal, problem
+from precision import assert_as_good
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NEEDED = pytest.mark.skipif(HERE == "cpu", reason="needs a CUDA or ROCm device")
@@ -15,7 +16,7 @@ SIZES = {"short": (61, 53), "fused": (300, 251), "long": (509, 1021)}
 
 
 def run(backend, tensors, dtype, device, **options):
-    """Attention and the gradients of a fixed loss, on the CPU and in float64."""
+    """Attention and the gradients of a fixed loss, on the CPU."""
     moved = {name: x.detach().to(device, dtype) for name, x in tensors.items()}
     leaves = {name: x.requires_grad_() for name, x in moved.items()}
     q, k, v = (leaves[name] for name in ("query", "key", "value"))
@@ -25,21 +26,17 @@ def run(backend, tensors, dtype, device, **options):
     result = bistoch.elastic_attention(q, k, v, backend=backend, **more)
     weights = torch.linspace(-1, 9, result.numel()).reshape(result.shape).cos().to(result)
     grads = torch.autograd.grad((result * weights).sum(), list(leaves.values()))
-    return [x.detach().double().cpu() for x in (result, *grads)]
+    return [x.detach().cpu() for x in (result, *grads)]
 
 
-def assert_as_good(tensors, dtype, device, **options):
+def assert_as_the_reference(tensors, dtype, device, **options):
     rounded = {name: x.to(dtype).double() for name, x in tensors.items()}
     exact = run("reference", rounded, torch.float64, "cpu", **options)
     theirs = run("reference", rounded, dtype, device, **options)
     ours = run("triton", rounded, dtype, device, **options)
     names = ("result", *(f"gradient of {name}" for name in tensors))
     terms = sum(tensors[name].shape[-2] for name in ("query", "key"))
-    for name, right, one, other in zip(names, exact, theirs, ours, strict=True):
-        assert other.isfinite().all(), name
-        error, own, size = ((x).square().mean().sqrt() for x in (one - right, other - right, right))
-        rounding = torch.finfo(dtype).eps * terms * size.clamp_min(1)
-        assert own <= 2 * error + rounding, name
+    assert_as_good(names, [exact], [theirs], [ours], terms=terms)
 
 
 def drawn(form, d=64, **more):
@@ -50,7 +47,19 @@ def drawn(form, d=64, **more):
 def test_this_test_in_the_interpreter():
     """What runs on a device has run here once."""
     tensors = {"query": normal(1, 19, 16), "key": normal(1, 23, 16), "value": normal(1, 23, 16)}
-    assert_as_good(tensors, torch.bfloat16, HERE, iters=1)
+    assert_as_the_reference(tensors, torch.bfloat16, HERE, iters=1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_rule_tells_a_wrong_result(dtype):
+    """All zero, or one part in thirty wrong, at the largest size of these tests."""
+    n, m = SIZES["long"]
+    exact = normal(2, n, 64)
+    rounded = exact.to(dtype)
+    assert_as_good(["result"], [[exact]], [[rounded]], [[rounded]], terms=n + m)
+    for wrong in (torch.zeros_like(rounded), rounded * (1 + 1 / 30)):
+        with pytest.raises(AssertionError, match="result"):
+            assert_as_good(["result"], [[exact]], [[rounded]], [[wrong]], terms=n + m)
 
 
 @pytest.mark.gpu
@@ -60,7 +69,7 @@ def test_this_test_in_the_interpreter():
 @pytest.mark.parametrize("form", SIZES)
 @pytest.mark.parametrize("d", [16, 64, 128, 250])
 def test_every_form_and_width(form, d, dtype):
-    assert_as_good(drawn(form, d), dtype, HERE, iters=5)
+    assert_as_the_reference(drawn(form, d), dtype, HERE, iters=5)
 
 
 @pytest.mark.gpu
@@ -70,14 +79,14 @@ def test_every_form_and_width(form, d, dtype):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option(name, dtype):
     more, options = OPTIONS[name]()
-    assert_as_good(problem(**more), dtype, HERE, **options)
+    assert_as_the_reference(problem(**more), dtype, HERE, **options)
 
 
 @pytest.mark.gpu
 @NEEDED
 @pytest.mark.parametrize("name", BIASES)
 def test_every_bias(name):
-    assert_as_good(problem(mask=BIASES[name]()), torch.float32, HERE, iters=3)
+    assert_as_the_reference(problem(mask=BIASES[name]()), torch.float32, HERE, iters=3)
 
 
 @pytest.mark.gpu

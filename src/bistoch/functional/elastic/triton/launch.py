@@ -19,7 +19,14 @@ from bistoch.functional.elastic.triton.output import output_kernel
 from bistoch.functional.elastic.triton.rooms import VECTOR, Run
 from bistoch.functional.elastic.triton.scores import BIAS, BOOLEAN, NONE
 from bistoch.functional.elastic.triton.steps import column_step_kernel, row_step_kernel
-from bistoch.functional.kernels.gpu import chunk, is_interpreted, launch, products, width
+from bistoch.functional.kernels.gpu import (
+    amd_architecture,
+    chunk,
+    is_interpreted,
+    launch,
+    products,
+    width,
+)
 from bistoch.functional.problem import GivenScores, Problem, Scores, Solution
 
 
@@ -82,8 +89,8 @@ def _arithmetic(tokens: Tensor) -> dict[str, Any]:
     if is_interpreted():
         # the interpreter would multiply the bits of bfloat16 as integers
         kinds[torch.bfloat16] = tl.float32
-    hip = torch.version.hip is not None
-    return {"DOT": kinds[tokens.dtype], "PRECISION": products(tokens.dtype, hip)}
+    amd = amd_architecture(tokens.device)
+    return {"DOT": kinds[tokens.dtype], "PRECISION": products(tokens.dtype, amd)}
 
 
 def forward(problem: Problem, value: Tensor, solution: Solution, history: History | None) -> None:

@@ -25,11 +25,12 @@ def forward(
     tol = like if balance.tol is None else like.new_full((1,), balance.tol)
     launch(
         heads_kernel, heads.programs(size), **common, **heads.arguments(), **_balance(problem),
-        value=value, start=_dense(balance.start), tol=tol, output=solution.output,
-        row_out=solution.row, column_out=solution.column, error_out=solution.error,
-        iterations_out=solution.iterations, **_kept(kept), omega=_dense(balance.omega),
-        log_row_mass=_dense(balance.log_row_mass), B=size, T=balance.iters,
-        rounding=torch.finfo(like.dtype).eps, WATCH=balance.tol is not None,
+        # what stands for the values of a plan is never read
+        value=value if plan else value.contiguous(), start=_dense(balance.start), tol=tol,
+        output=solution.output, row_out=solution.row, column_out=solution.column,
+        error_out=solution.error, iterations_out=solution.iterations, **_kept(kept),
+        omega=_dense(balance.omega), log_row_mass=_dense(balance.log_row_mass), B=size,
+        T=balance.iters, rounding=torch.finfo(like.dtype).eps, WATCH=balance.tol is not None,
         CHOOSE=balance.tol is not None and balance.omega is None, PLAN=plan,
         KEEP=history is not None, VALUES=features, VALUE_WIDTH=width(features),
     )  # fmt: skip
