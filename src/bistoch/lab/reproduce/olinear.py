@@ -4,6 +4,7 @@ Published is NormLin, a learned matrix whose rows sum to one. Here its columns a
 axes are taken from training rows only, and the baselines are trained instead of quoted.
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from statistics import mean
@@ -206,12 +207,18 @@ def checks(results: Results) -> list[Verdict]:
         )
         if relative(results, ours, base)
     ]  # fmt: skip
-    for data in dict.fromkeys(data for data, _ in places_of(results)):
-        places = [place for place in places_of(results) if place[0] == data]
-        if relative(results, BALANCED, NORMLIN, places=places):
+    for (ours, base), data in itertools.product(
+        ((BALANCED, NORMLIN), (NORMLIN, "no mixing"), (NORMLIN, "softmax attention")),
+        dict.fromkeys(data for data, _ in places_of(results)),
+    ):
+        places = [
+            place for place in places_of(results)
+            if place[0] == data and relative(results, ours, base, places=[place])
+        ]  # fmt: skip
+        if places:
             horizons = ", ".join(str(horizon) for _, horizon in places)
-            text = f"{NAMES[data]} {horizons}: balanced NormLin has a lower MSE than NormLin"
-            found.append(_claim(results, text, BALANCED, NORMLIN, places))
+            text = f"{NAMES[data]} {horizons}: {ours} has a lower MSE than {base}"
+            found.append(_claim(results, text, ours, base, places))
     return found
 
 
