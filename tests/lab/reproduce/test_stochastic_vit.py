@@ -11,7 +11,15 @@ from rich.console import Console
 
 from bistoch.lab.reproduce import stochastic_vit
 from bistoch.lab.reproduce.stochastic_networks import Trained, probabilities, read_images, task_of
-from bistoch.lab.reproduce.stochastic_vit import METHODS, PUBLISHED, SMOKE, SOFTMAX, STUDY, cells
+from bistoch.lab.reproduce.stochastic_vit import (
+    FULL_STUDY,
+    METHODS,
+    PUBLISHED,
+    SMOKE,
+    SOFTMAX,
+    STUDY,
+    cells,
+)
 from bistoch.lab.study import Results, Row, Settings, read_record, run_study
 from bistoch.models import StochasticViT, ViT
 
@@ -155,3 +163,16 @@ def test_the_smoke_run_ends_in_a_report(tmp_path, monkeypatch):
 def test_colour_images_have_fewer_cells():
     names = [cell.name for cell in cells(smoke=False)]
     assert len(names) == len(set(names)) == 9 + 5 + 1
+
+
+def test_the_full_study_has_all_images_and_methods(tmp_path):
+    chosen = FULL_STUDY.sizes(Settings(tmp_path))
+    assert (chosen.train, chosen.test, chosen.corrupted) == (60_000, 10_000, 10_000)
+    assert chosen.recipe.epochs == FULL_STUDY.epochs == 50
+    assert FULL_STUDY.sizes(Settings(tmp_path, epochs=3)).recipe.epochs == 3
+    names = {cell.name for cell in FULL_STUDY.cells(False)}
+    assert {cell.name for cell in STUDY.cells(False)} < names
+    assert len(names) == 2 * len(METHODS) + 1
+    # what is recorded keeps its sizes, and so its cells
+    assert STUDY.sizes(Settings(tmp_path)).train == 10_000
+    assert FULL_STUDY.sizes(Settings(tmp_path, smoke=True)) == SMOKE

@@ -49,6 +49,7 @@ STUDIES = MappingProxyType({
         olinear.STUDY,
         olinear.FULL_STUDY,
         stochastic_vit.STUDY,
+        stochastic_vit.FULL_STUDY,
         sinkformer.STUDY,
         sinkformer.FULL_STUDY,
     )

@@ -6,7 +6,7 @@ and about digits, which they cannot know; beside dropout at test time and an ens
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from statistics import mean
 from typing import Any
@@ -61,22 +61,28 @@ DATA = {"fashion-mnist": tuple(METHODS), "cifar10": ON_CIFAR}
 NUMBERS = ("accuracy", "nll", "ece", "brier")
 
 
+RECORDED = Sizes()
 SMOKE = Sizes(
     train=100, test=50, corrupted=20, depth=1, dim=8, wide=12, heads=2, iters=2, samples=2,
     members=2, recipe=replace(RECIPE, epochs=1),
 )  # fmt: skip
 
 
-def sizes(settings: Settings) -> Sizes:
-    """Those of a full run with its epochs, or of a smoke run."""
+# all images of both sets, and five times the epochs
+FULL = Sizes(train=60_000, test=10_000, corrupted=10_000, recipe=replace(RECIPE, epochs=50))
+
+
+def sizes(settings: Settings, chosen: Sizes = RECORDED) -> Sizes:
+    """Those of a run with its epochs, or of a smoke run."""
     if settings.smoke:
         return SMOKE
-    return Sizes(recipe=replace(RECIPE, epochs=settings.epochs or RECIPE.epochs))
+    recipe = chosen.recipe
+    return replace(chosen, recipe=replace(recipe, epochs=settings.epochs or recipe.epochs))
 
 
-def cells(smoke: bool) -> list[Cell]:
+def cells(smoke: bool, chosen: Mapping[str, Sequence[str]] = DATA) -> list[Cell]:
     """One per data set and method, and the time of a training step."""
-    sets = {"fashion-mnist-small": tuple(METHODS)} if smoke else DATA
+    sets = {"fashion-mnist-small": tuple(METHODS)} if smoke else chosen
     trained = [
         Cell(f"{data}: {method}", {"data": data, "method": method})
         for data, methods in sets.items()
@@ -330,3 +336,11 @@ STUDY = Study(
     caption="Means over seeds, over noise, blur and contrast; digits for every seed.",
     epochs=RECIPE.epochs,
 )
+FULL_STUDY = replace(
+    STUDY, name="stochastic-vit-full", title="A vision Transformer of Gaussian tokens, all images",
+    about="The networks of `stochastic-vit` with all training and test images of both sets, 50 "
+    "epochs, and all methods on CIFAR-10 too: days on a processor.",
+    sizes=functools.partial(sizes, chosen=FULL),
+    cells=functools.partial(cells, chosen=dict.fromkeys(DATA, tuple(METHODS))),
+    epochs=FULL.recipe.epochs,
+)  # fmt: skip
