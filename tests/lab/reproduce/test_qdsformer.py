@@ -142,6 +142,9 @@ def test_mnist_is_trained_whole_and_the_full_study_has_deep_circuits(tmp_path):
     scores = dict.fromkeys(("softmax", deep, "quantum(layers=16)"), (0.885, 0.887, 0.886))
     table, _ = qdsformer.tables(results_of(None, **scores))
     assert [row[-1] for row in table.rows[1:]] == ["circuit of 16 layers 90.0 ± 0.2"] * 2
+    digits = {qdsformer.cell_of("mnist", name): values for name, values in scores.items()}
+    _, table, _ = qdsformer.tables(results_of(None, **scores, **digits))
+    assert [row[-1] for row in table.rows[1:]] == ["circuit 98.4 ± 0.1"] * 2
 
 
 def test_plans_of_small_angles_are_judged_too():

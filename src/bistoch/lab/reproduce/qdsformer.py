@@ -245,7 +245,7 @@ def tables(results: Results) -> list[Table]:
         SCORES, NOTE + _shortened(results), names=names, baseline="softmax",
         more={
             "step, over softmax": times,
-            "published (%)": {name: _published(OPERATORS, name) for name in names},
+            "published (%)": {name: str(_published(OPERATORS, CIRCUIT, name)) for name in names},
         },
     )  # fmt: skip
     # what is published of a circuit that was not trained
@@ -256,7 +256,10 @@ def tables(results: Results) -> list[Table]:
         if group:
             more = {
                 "step, over softmax": {name: times.get(x, "") for name, x in group.items()},
-                "published (%)": {name: _published(known, x) for name, x in group.items()},
+                "published (%)": {
+                    name: str(_published(known, known.get(CIRCUITS[0]), x))
+                    for name, x in group.items()
+                },
             }
             samples = results.options(next(iter(group)))["samples"]
             note = ALL_NOTE if samples is None else PART_NOTE.format(samples=samples)
@@ -282,8 +285,11 @@ def tables(results: Results) -> list[Table]:
     return [*found, *map(_with_operators, plan_tables(results)), *step_tables(results)]
 
 
-def _published(known: Mapping[str, Published | None], operator: str) -> str:
-    return str(CIRCUIT if operator in DEEP else known.get(operator) or "")
+def _published(
+    known: Mapping[str, Published | None], circuit: Published | None, operator: str
+) -> Published | str:
+    """What is published of an operator; of deep circuits, what is of the circuit on that data."""
+    return (circuit if operator in DEEP else known.get(operator)) or ""
 
 
 def _with_operators(table: Table) -> Table:
@@ -389,7 +395,7 @@ STUDY = Study(
     caption="Mean over seeds by epoch; the band reaches from the lowest seed to the highest.",
     epochs=RECIPE.epochs,
 )
-# the published epochs, seeds and depth of the circuit: a day on two cores
+# the published epochs, seeds and depth of the circuit: about a day of a core, by the time of a step
 FULL_STUDY = replace(
     STUDY, name="qdsformer-full", title="The eight-token vision Transformer of QDSFormer, in full",
     cells=full_cells, seeds=(0, 1, 2, 3, 4),
