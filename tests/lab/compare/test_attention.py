@@ -1,6 +1,7 @@
 """What a comparison measures of attention, and how it shows it."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from bistoch.lab.compare import (
     examples,
     run_compare,
 )
-from bistoch.lab.compare.draw import draw_clouds
+from bistoch.lab.compare.draw import draw_clouds, draw_curves
 from bistoch.lab.compare.run import train_all
+from bistoch.lab.compare.summary import Row, drift_panels
 from bistoch.lab.data import Series
 from bistoch.lab.train import Recipe, Setup, new_model, open_task
 from bistoch.lab.train.sequences import Forecast
@@ -159,3 +161,19 @@ def test_clouds_are_coloured_by_what_their_points_receive(tmp_path, monkeypatch)
     assert all(one.mean() == pytest.approx(1, abs=1e-5) for one in loads["softmax"])
     record = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
     assert record["length"] == 7
+
+
+def test_the_drift_of_one_layer_is_drawn_once():
+    one, two = (
+        Row("softmax", [SimpleNamespace(result={"drift": {"deviation": [[0.1] * n] * 3}})], [])
+        for n in (1, 2)
+    )
+    assert list(drift_panels([one])) == ["deviation"]
+    assert len(drift_panels([two])) == len(drift_panels([one, two])) == 3
+
+
+def test_operators_that_share_a_colour_differ_in_their_lines():
+    names = ["softmax", *"abcdefg"]
+    figure = draw_curves({name: {"loss": np.ones((2, 3))} for name in names}, {"loss": "loss"})
+    lines = figure.axes[0].get_lines()
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(names)

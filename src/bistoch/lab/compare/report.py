@@ -22,7 +22,7 @@ from bistoch.lab.compare.summary import (
     Row,
     baseline_of,
     drift_curves,
-    drift_of_seeds,
+    drift_panels,
     drift_table,
     has_drift,
     lam_table,
@@ -147,13 +147,7 @@ def _add_drift(report: Report, rows: Sequence[Row]) -> None:
     if not has_drift(rows):
         return
     report.heading("Column masses while training")
-    panels = {
-        "deviation": "mean of all layers", "deviation first": "first layer",
-        "deviation last": "last layer",
-    }  # fmt: skip
-    if all(drift_of_seeds(row).shape[-1] == 1 for row in rows):
-        # one layer, of which all three would be the same
-        panels = {"deviation": "the only layer"}
+    panels = drift_panels(rows)
     draw = partial(draw_curves, {row.operator: drift_curves(row) for row in rows}, panels)
     report.figure(
         draw, "Mean distance of a column mass from its even share: 0 for a doubly stochastic plan. "

@@ -197,6 +197,16 @@ def drift_curves(row: Row) -> dict[str, np.ndarray]:
     }  # fmt: skip
 
 
+def drift_panels(rows: Sequence[Row]) -> dict[str, str]:
+    """The curves that are drawn and their titles; of models with one layer all are the same."""
+    if all(drift_of_seeds(row).shape[-1] == 1 for row in rows):
+        return {"deviation": "the only layer"}
+    return {
+        "deviation": "mean of all layers", "deviation first": "first layer",
+        "deviation last": "last layer",
+    }  # fmt: skip
+
+
 def drift_table(rows: Sequence[Row]) -> Table:
     """One row per operator and layer: before training, after the first epoch, after the last."""
     lines = []
