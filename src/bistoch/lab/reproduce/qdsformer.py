@@ -20,10 +20,11 @@ from bistoch.lab.data import Dataset, load
 from bistoch.lab.reproduce.qdsformer_operators import (
     CIRCUIT,
     CIRCUITS,
+    DEEP,
     GROUPS,
     OPERATORS,
     SAMPLES,
-    Published,
+    published_of,
 )
 from bistoch.lab.reproduce.qdsformer_plans import (
     COMPARED,
@@ -118,10 +119,6 @@ def cells(smoke: bool) -> list[Cell]:
     compared = [Cell(plans_of(name), {"plans": name}) for name in COMPARED]
     compared += [Cell(own_plans_of(name), {"own": name}) for name in GROUPS["fashion-mnist"]]
     return [*trained, *compared, Cell("time", seeded=False)]
-
-
-# the circuits of the published main results, which take twice as long
-DEEP = ("quantum(layers=16)", "quantum(layers=16, scale=0.01)")
 
 
 def full_cells(smoke: bool) -> list[Cell]:
@@ -245,7 +242,7 @@ def tables(results: Results) -> list[Table]:
         SCORES, NOTE + _shortened(results), names=names, baseline="softmax",
         more={
             "step, over softmax": times,
-            "published (%)": {name: str(_published(OPERATORS, CIRCUIT, name)) for name in names},
+            "published (%)": {name: str(published_of(OPERATORS, CIRCUIT, name)) for name in names},
         },
     )  # fmt: skip
     # what is published of a circuit that was not trained
@@ -257,7 +254,7 @@ def tables(results: Results) -> list[Table]:
             more = {
                 "step, over softmax": {name: times.get(x, "") for name, x in group.items()},
                 "published (%)": {
-                    name: str(_published(known, known.get(CIRCUITS[0]), x))
+                    name: str(published_of(known, known.get(CIRCUITS[0]), x))
                     for name, x in group.items()
                 },
             }
@@ -283,13 +280,6 @@ def tables(results: Results) -> list[Table]:
     if steady:
         found.append(stability_table(results, steady))
     return [*found, *map(_with_operators, plan_tables(results)), *step_tables(results)]
-
-
-def _published(
-    known: Mapping[str, Published | None], circuit: Published | None, operator: str
-) -> Published | str:
-    """What is published of an operator; of deep circuits, what is of the circuit on that data."""
-    return (circuit if operator in DEEP else known.get(operator)) or ""
 
 
 def _with_operators(table: Table) -> Table:
