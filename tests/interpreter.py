@@ -47,3 +47,23 @@ def add_in_order(monkeypatch):
         return TensorHandle(found + before.data, before.dtype.scalar)
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+
+
+def truncate_operands(monkeypatch):
+    """Products of 11 bits drop the other bits of their operands, as matrix units of NVIDIA may."""
+    import numpy as np
+    from triton._C.libtriton import ir
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    dot = InterpreterBuilder.create_dot
+
+    def cut(tile):
+        bits = np.ascontiguousarray(tile.data).view(np.uint32) & np.uint32(0xFFFFE000)
+        return TensorHandle(bits.view(np.float32), tile.dtype.scalar)
+
+    def create_dot(self, left, right, before, precision, *rest):
+        if precision == ir.INPUT_PRECISION.TF32 and left.data.dtype == np.float32:
+            left, right = cut(left), cut(right)
+        return dot(self, left, right, before, precision, *rest)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)

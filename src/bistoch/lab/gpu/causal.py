@@ -63,7 +63,7 @@ def launches(dtype: torch.dtype, d: int, target: str, mask: str = "bias") -> lis
 
 
 def steps(
-    dtype: torch.dtype, d: int, target: str, mask: str = "bias", keys: int = 4096
+    dtype: torch.dtype, d: int, target: str, mask: str = "bias", keys: int = 16384
 ) -> list[Launch]:
     """All launches of one new token."""
     tokens, vector = torch.zeros(1, keys, d, dtype=dtype), torch.zeros(1, keys - 1)

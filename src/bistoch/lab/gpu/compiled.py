@@ -35,10 +35,6 @@ DEVICES = {
 }
 
 
-# what a launch tells the compiler; AMD's knows no bound of registers
-OPTIONS = ("num_warps", "num_stages", "maxnreg")
-
-
 class Configuration(NamedTuple):
     """What a kernel is compiled for: tokens with their sizes, and one of `MASKS`."""
 
@@ -67,39 +63,79 @@ class Compiled(NamedTuple):
         return self.spills == 0 and is_small and self.occupancy > 0
 
 
-def compile_launch(launch: Launch, target: str) -> Compiled:
-    """Compile the kernel of a launch, specialised as it was launched."""
+class Specialised(NamedTuple):
+    """A kernel with what Triton makes of the arguments of a launch: types, constants and facts."""
+
+    kernel: Any
+    name: str
+    target: str
+    signature: dict[str, str]
+    constants: dict[Any, Any]
+    attributes: dict[Any, Any]
+    options: dict[str, Any]
+
+    def __str__(self) -> str:
+        # where libraries lie on this machine says nothing of them
+        options = {name: x for name, x in self.options.items() if name != "extern_libs"}
+        parts = (self.kernel.__name__, self.signature, self.constants, self.attributes, options)
+        return " ".join(map(str, parts))
+
+    @property
+    def fingerprint(self) -> str:
+        """What a compiler's answer depends on: sources, arguments, target, its own version."""
+        import triton
+
+        sources: dict[str, str] = {}
+        _collect(self.kernel, sources)
+        parts = [triton.__version__, self.target, str(self), *sources.values()]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def specialise(launch: Launch, target: str) -> Specialised:
+    """As Triton itself does at a launch: integers of one are constants, pointers are aligned."""
+    from triton.compiler import make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    device, kernel, given = DEVICES[target], launch.kernel, dict(launch.arguments)
+    if device.backend == "hip":
+        # AMD's compiler knows no bound of registers
+        given.pop("maxnreg", None)
+    for name in ("PRECISION", "FACTOR_PRECISION"):
+        if name in given:
+            # makers differ; what was recorded here tells how many bits numbers have
+            is_half = given[name] == products(torch.float16)
+            kind = torch.float16 if is_half else torch.float32
+            given[name] = products(kind, device.arch if device.backend == "hip" else "")
+    backend = make_backend(_target(device))
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, facts, options = bind(**given)
+    parsed, signature, constants, attributes = kernel._pack_args(
+        backend, options, bound, facts, options
+    )
+    return Specialised(
+        kernel, name_of(launch), target, signature, constants, attributes, parsed.__dict__
+    )
+
+
+def compile_kernel(kernel: Specialised) -> Compiled:
+    """Compile a kernel, and read what it needs."""
     import triton
-    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    device = DEVICES[target]
-    kernel, given = launch.kernel, dict(launch.arguments)
-    options = {name: given.pop(name) for name in OPTIONS if name in given}
-    if device.backend == "hip":
-        options.pop("maxnreg", None)
-    if "PRECISION" in given:
-        # makers differ; what was recorded here tells how many bits tokens have
-        is_half = given["PRECISION"] == products(torch.float16)
-        tokens = torch.float16 if is_half else torch.float32
-        given["PRECISION"] = products(tokens, device.arch if device.backend == "hip" else "")
-    signature, constants, attributes = {}, {}, {}
-    for place, parameter in enumerate(kernel.params):
-        value = given[parameter.name]
-        kind = _kind(value, parameter.is_constexpr)
-        signature[parameter.name] = kind
-        if kind == "constexpr":
-            constants[parameter.name] = value
-        elif isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
-            attributes[(place,)] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, constants, attributes)
-    gpu = GPUTarget(device.backend, device.arch, device.warp)
-    made = triton.compile(source, target=gpu, options=options)
+    device = DEVICES[kernel.target]
+    source = ASTSource(kernel.kernel, kernel.signature, kernel.constants, kernel.attributes)
+    made = triton.compile(source, target=_target(device), options=kernel.options)
     read = _read_nvidia if device.backend == "cuda" else _read_amd
-    registers, spills = read(made, target)
+    registers, spills = read(made, kernel.target)
     warps, shared = made.metadata.num_warps, made.metadata.shared
     occupancy = _occupancy(device, registers, shared, warps)
-    return Compiled(name_of(launch), target, registers, spills, shared, warps, occupancy)
+    return Compiled(kernel.name, kernel.target, registers, spills, shared, warps, occupancy)
+
+
+def _target(device: Device) -> Any:
+    from triton.backends.compiler import GPUTarget
+
+    return GPUTarget(device.backend, device.arch, device.warp)
 
 
 # what kernels are compiled for; a mask may need other registers, and so may padding beside it
@@ -134,7 +170,7 @@ def distinct(launches: Iterable[Launch]) -> list[Launch]:
     """Launches of different kernels, or of one that is specialised differently."""
     found: dict[str, Launch] = {}
     for launch in launches:
-        found.setdefault(_specialised(launch), launch)
+        found.setdefault(str(specialise(launch, "sm_80")), launch)
     return list(found.values())
 
 
@@ -143,16 +179,6 @@ def name_of(launch: Launch) -> str:
     given = launch.arguments
     switches = [x.name for x in launch.kernel.params if x.is_constexpr and given[x.name] is True]
     return " ".join([launch.kernel.__name__, *switches])
-
-
-def fingerprint(launch: Launch, target: str) -> str:
-    """What a compiler's answer depends on: sources, specialisation, target and its own version."""
-    import triton
-
-    sources: dict[str, str] = {}
-    _collect(launch.kernel, sources)
-    parts = [triton.__version__, target, _specialised(launch), *sources.values()]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _collect(function: Any, sources: dict[str, str]) -> None:
@@ -165,31 +191,6 @@ def _collect(function: Any, sources: dict[str, str]) -> None:
         other = function.fn.__globals__.get(used)
         if hasattr(other, "src") and hasattr(other, "fn"):
             _collect(other, sources)
-
-
-def _specialised(launch: Launch) -> str:
-    parts = [launch.kernel.__name__]
-    for parameter in launch.kernel.params:
-        value = launch.arguments[parameter.name]
-        kind = _kind(value, parameter.is_constexpr)
-        parts.append(f"{parameter.name}={value if kind == 'constexpr' else kind}")
-    parts += [f"{name}={launch.arguments[name]}" for name in OPTIONS if name in launch.arguments]
-    return " ".join(parts)
-
-
-def _kind(value: Any, is_constexpr: bool) -> str:
-    """The type of an argument, as Triton writes it."""
-    if is_constexpr or value is None:
-        return "constexpr"
-    if isinstance(value, Tensor):
-        names = {
-            torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32",
-            torch.float64: "fp64", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64",
-        }  # fmt: skip
-        return f"*{names[value.dtype]}"
-    if isinstance(value, float):
-        return "fp32"
-    return "i32" if -(1 << 31) <= value < 1 << 31 else "i64"
 
 
 def _read_nvidia(made: Any, target: str) -> tuple[int, int]:

@@ -1,8 +1,10 @@
 """The table behind `bistoch bench --compile-table`: every kernel, every width, every GPU."""
 
 import json
+import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,17 +30,21 @@ from bistoch.lab.gpu.compiled import (
     WIDTHS,
     Compiled,
     Configuration,
-    compile_launch,
+    Specialised,
+    compile_kernel,
     distinct,
-    fingerprint,
     masks_of,
-    name_of,
+    specialise,
 )
+from bistoch.lab.progress import progress
 
 MODULE = "bistoch.functional.elastic.triton.backend"
 # keys and widths of the fused form without a mask, and sizes of a short head, by precision
 FUSED = {True: ((512, 64), (256, 128), (128, 256)), False: ((128, 64),)}
 SHORT = {True: (32, 64), False: (32,)}
+
+# kernels after which those that are compiled are written down
+SAVE_EVERY = 20
 
 # what compilers said, by fingerprint of kernel and target
 Rows = dict[str, dict[str, Any]]
@@ -55,32 +61,53 @@ def run_compile_table(out: Path, console: Console, targets: tuple[str, ...] = ()
             "bench: --compile-table needs Triton (pip install 'bistoch[gpu]'), and cannot use its "
             "interpreter; unset TRITON_INTERPRET"
         )
-    path = out / "compile-table.json"
-    known = _read(path)
-    shown = Table("kernel", "tokens", *(f"{name} ({x.name})" for name, x in DEVICES.items()))
-    rows: Rows = {}
-    bad: list[str] = []
-    for what, launches in _by_target(targets or tuple(DEVICES)):
-        found = []
-        for target, launch in launches.items():
-            key = fingerprint(launch, target)
-            one = _known(known, key) or compile_launch(launch, target)
-            found.append(one)
-            # configurations may share a kernel: it stands at the first of them
-            rows.setdefault(key, what._asdict() | one._asdict() | {"fits": one.fits, "key": key})
-            if key not in known:
-                console.print(f"compiled {one.kernel} of {what} for {target}", style="dim")
-                # an interrupted run forgets nothing
-                known[key] = rows[key]
-                write_whole(path, _json(rows | {k: x for k, x in known.items() if k not in rows}))
-        bad += [f"{one.kernel} of {what} on {one.target}" for one in found if not one.fits]
-        shown.add_row(name_of(launch), str(what), *map(_cell, found))
-    write_whole(path, _json(rows))
+    path, targets = out / "compile-table.json", targets or tuple(DEVICES)
+    asked = [
+        (what, [specialise(launch, target) for target, launch in launches.items()])
+        for what, launches in _by_target(targets)
+    ]
+    rows = compile_all(((what, kernel) for what, kernels in asked for kernel in kernels), path,
+                       console)  # fmt: skip
+    shown = Table("kernel", "tokens", *(f"{name} ({DEVICES[name].name})" for name in targets))
+    for what, kernels in asked:
+        cells = (_cell(_known(rows, kernel.fingerprint)) for kernel in kernels)
+        shown.add_row(kernels[0].name, str(what), *cells)
     console.print(shown)
     console.print("registers of a thread, shared memory in KiB, occupancy; bytes spilled if any")
+    bad = [row for row in rows.values() if not row["fits"]]
     if bad:
-        raise ValueError(f"bench: these kernels do not fit: {'; '.join(bad)}")
+        named = (f"{row['kernel']} of {row['tokens']}, {row['mask']} on {row['target']}"
+                 for row in bad)  # fmt: skip
+        raise ValueError(f"bench: these kernels do not fit: {'; '.join(named)}")
     return path
+
+
+def compile_all(
+    kernels: Iterable[tuple[Configuration, Specialised]], path: Path, console: Console
+) -> Rows:
+    """Compile what the file does not know yet, on all cores, and write it; all rows that count."""
+    known = _read(path)
+    asked: dict[str, tuple[Configuration, Specialised]] = {}
+    for what, kernel in kernels:
+        # configurations may share a kernel: it stands at the first of them
+        asked.setdefault(kernel.fingerprint, (what, kernel))
+    missing = [key for key in asked if key not in known]
+
+    def compiled(key: str) -> tuple[str, Compiled]:
+        return key, compile_kernel(asked[key][1])
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool, progress(console, len(missing)) as shown:
+        for place, (key, one) in enumerate(pool.map(compiled, missing)):
+            known[key] = asked[key][0]._asdict() | one._asdict() | {"fits": one.fits, "key": key}
+            shown.finish(f"{one.kernel} of {asked[key][0]} for {one.target}", _cell(one))
+            # an interrupted run forgets no more than these
+            if place % SAVE_EVERY == 0:
+                write_whole(path, _json(known))
+    rows = {
+        key: known[key] | what._asdict() | {"key": key} for key, (what, _) in asked.items()
+    }  # fmt: skip
+    write_whole(path, _json(rows))
+    return rows
 
 
 def _by_target(targets: tuple[str, ...]) -> Iterator[tuple[Configuration, dict[str, Launch]]]:
@@ -100,9 +127,9 @@ def _json(rows: Rows) -> bytes:
     return ("[\n" + ",\n".join(map(json.dumps, rows.values())) + "\n]\n").encode()
 
 
-def _known(rows: Rows, key: str) -> Compiled | None:
-    """What an earlier run found."""
-    return Compiled(*(rows[key][x] for x in Compiled._fields)) if key in rows else None
+def _known(rows: Rows, key: str) -> Compiled:
+    """What a compiler said."""
+    return Compiled(*(rows[key][x] for x in Compiled._fields))
 
 
 def configurations() -> Iterator[tuple[Configuration, Launch]]:

@@ -126,6 +126,18 @@ def test_as_good_as_the_reference(dtype):
     assert_as_the_reference(lambda: tokens(29), 1 if dtype == torch.bfloat16 else 3, dtype, block=8)
 
 
+@pytest.mark.usefixtures("small_tiles", "truncated_products")
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=slow)])
+def test_as_good_as_the_reference_with_units_that_drop_bits(dtype):
+    """Values far from zero: gradients of tokens are small differences of large products."""
+
+    def far_values():
+        query, key, value = tokens(29, 1.0, d=16, e=16)
+        return query, key, 3 + value
+
+    assert_as_the_reference(far_values, 2, dtype, block=8)
+
+
 @pytest.mark.usefixtures("small_tiles", "ordered_products")
 @pytest.mark.parametrize("draws", [1, pytest.param(8, marks=slow)])
 def test_extreme_scores_in_float32(draws):

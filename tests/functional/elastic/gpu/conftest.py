@@ -59,3 +59,11 @@ def ordered_products(monkeypatch):
         from interpreter import add_in_order
 
         add_in_order(monkeypatch)
+
+
+@pytest.fixture
+def truncated_products(monkeypatch):
+    """What matrix units of NVIDIA are assumed to do to operands of more than 11 bits."""
+    from interpreter import truncate_operands
+
+    truncate_operands(monkeypatch)

@@ -68,6 +68,22 @@ def test_as_good_as_the_reference(form, dtype, assert_as_good_as_reference):
     assert_as_good_as_reference("triton", problem, dtype=dtype, draws=1, iters=2)
 
 
+@pytest.mark.usefixtures("truncated_products")
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
+)
+def test_as_good_as_the_reference_with_units_that_drop_bits(
+    form, dtype, assert_as_good_as_reference
+):
+    """Values far from zero: gradients of tokens are small differences of large products."""
+
+    def far_values():
+        tensors = {"query": normal(1, 29, 16), "key": normal(1, 31, 16)}
+        return {**tensors, "value": 3 + normal(1, 31, 16)}
+
+    assert_as_good_as_reference("triton", far_values, dtype=dtype, draws=2, iters=3)
+
+
 @pytest.mark.usefixtures("ordered_products")
 @pytest.mark.parametrize("size", [30.0, pytest.param(1000.0, marks=pytest.mark.slow)])
 def test_extreme_scores_in_float32(form, size, assert_as_good_as_reference):

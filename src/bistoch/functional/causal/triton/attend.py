@@ -26,6 +26,7 @@ from bistoch.functional.elastic.triton.scores import (
     mask_of,
     own_tokens,
 )
+from bistoch.functional.kernels.jit import kernel, rounded
 
 
 @triton.jit
@@ -56,7 +57,7 @@ def give_tile(
     return sums, fair
 
 
-@triton.jit
+@kernel
 def attend_kernel(
     query, key, value, mask, mask_index, lengths, sharpness, lam, prior, accounts, history, levels,
     output, shift, factor, share, n, block, every, mask_each, mask_row, mask_column, history_each,
@@ -98,6 +99,7 @@ def attend_kernel(
             peak, total = tl.full([BLOCK_X], LOWEST, sharp.dtype), tl.zeros([BLOCK_X], sharp.dtype)
             seen = tl.zeros([BLOCK_X], sharp.dtype)
             result = tl.zeros([BLOCK_X, VALUE_WIDTH], sharp.dtype)
+            given = tl.zeros([BLOCK_X], sharp.dtype)
             for left in range(0, tl.minimum(top + BLOCK_X, last), BLOCK_Y):
                 key_at = left + tl.arange(0, BLOCK_Y)
                 logs = pair_tile(
@@ -114,6 +116,8 @@ def attend_kernel(
                 peak = higher
                 if VALUES > 0:
                     values = load_tokens(value, key_at, n, VALUES, VALUE_WIDTH)
+                    weights = rounded(weights, PRECISION)
+                    given = given * shrink + tl.sum(weights, 1)
                     result = tl.dot(
                         weights, values.to(sharp.dtype), result * shrink[:, None],
                         input_precision=PRECISION, out_dtype=sharp.dtype,
@@ -127,6 +131,8 @@ def attend_kernel(
             if VALUES > 0:
                 place = output + at[:, None] * VALUES + features[None, :]
                 some = inside[:, None] & (features < VALUES)[None, :]
+                # a mean of values also if weights were rounded
+                rest = tl.where(alive, 1.0 / tl.where(alive, given, 1.0), 0.0)
                 tl.store(place, result * rest[:, None], mask=some)
         if last < length:
             # what rows wrote is read by other threads of the program

@@ -1,15 +1,15 @@
 # mypy: ignore-errors
 """The gradient of a float mask, which heads, rows or keys may share."""
 
-import triton
 import triton.language as tl
 
 from bistoch.functional.causal.triton.account import bias_of, load_account
 from bistoch.functional.causal.triton.tokens import slope_tile
 from bistoch.functional.elastic.triton.scores import own_tokens
+from bistoch.functional.kernels.jit import kernel
 
 
-@triton.jit
+@kernel
 def bias_grad_kernel(
     query, key, value, output_grad, mask, lengths, sharpness, lam, prior, accounts, levels, shift,
     factor, dots, sums_grad, heads, first_heads, grad,
@@ -54,7 +54,7 @@ def bias_grad_kernel(
                     output_grad + wide * n * VALUES, row_at, n, VALUES, VALUE_WIDTH, VALUE_CHUNK
                 )  # fmt: skip
                 level = tl.load(levels + wide * levels_each + number)
-                account = accounts + wide * accounts_each + (number - low) * 2 * n
+                account = accounts + wide * accounts_each + (number - low).to(tl.int64) * 2 * n
                 stop = tl.minimum(top + BLOCK_X, last)
                 last_key = tl.where(shared_columns, stop, tl.minimum(first_key + 1, stop))
                 for left in range(first_key, last_key, BLOCK_Y):
@@ -64,9 +64,9 @@ def bias_grad_kernel(
                         x, key + wide * n * FEATURES, side, value + wide * n * VALUES, row_at,
                         key_at, row_at < last, key_at < last, row_at, key_at,
                         bias_of(received, wanted, elastic),
-                        sums_grad + wide * sums_each + (number - low) * n, shift + wide * n,
-                        factor + wide * n, dots + wide * n, last, n, sharp, mask, mask_row,
-                        mask_column, True, FEATURES, WIDTH, CHUNK, VALUES, VALUE_WIDTH,
+                        sums_grad + wide * sums_each + (number - low).to(tl.int64) * n,
+                        shift + wide * n, factor + wide * n, dots + wide * n, last, n, sharp, mask,
+                        mask_row, mask_column, True, FEATURES, WIDTH, CHUNK, VALUES, VALUE_WIDTH,
                         VALUE_CHUNK, MASK, DOT, PRECISION,
                     )  # fmt: skip
                     found += slope

@@ -19,7 +19,7 @@ from bistoch.functional.causal.triton.step import (
     step_rows_kernel,
 )
 from bistoch.functional.elastic.triton.launch import _bytes
-from bistoch.functional.kernels.gpu import launch, power_of_two, width
+from bistoch.functional.kernels.gpu import dense, launch, power_of_two, width
 
 # programs that keep a GPU busy, and parts of the keys, at most
 BUSY = 256
@@ -53,7 +53,7 @@ def step(
     partial["results"] = work.new_empty(size, splits, rows, features)
     launch(
         step_rows_kernel, size * blocks.count(rows) * splits, **common, **blocks.arguments(),
-        **partial, value=inputs.value.contiguous(), bias=bias, part=part, splits=splits,
+        **partial, value=dense(inputs.value), bias=bias, part=part, splits=splits,
     )  # fmt: skip
     launch(
         step_keys_kernel, size * (-(-m // blocks.y) + blocks.count(rows)), **common,

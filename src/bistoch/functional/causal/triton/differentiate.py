@@ -18,7 +18,7 @@ from bistoch.functional.causal.triton.replay import replay_kernel
 from bistoch.functional.causal.triton.tokens import key_grad_kernel, query_grad_kernel
 from bistoch.functional.causal.triton.vectors import vectors_kernel
 from bistoch.functional.elastic.triton.dots import row_dots
-from bistoch.functional.kernels.gpu import chunk, launch, width
+from bistoch.functional.kernels.gpu import chunk, dense, launch, width
 
 
 def backward(
@@ -76,7 +76,7 @@ class _Replay(NamedTuple):
         accounts = work.new_empty(size, layout.span + 1, 2, n) if spanned else kept.history
         sums_grad = work.new_empty(size, layout.span, n)
         common = pairs_of(inputs, prior, block).arguments() | {
-            "value": inputs.value.contiguous(), "output_grad": output_grad.contiguous(),
+            "value": dense(inputs.value), "output_grad": dense(output_grad),
             "VALUES": features, "VALUE_WIDTH": width(features),
             "VALUE_CHUNK": chunk(features, work.dtype), "levels": kept.levels,
             "levels_each": layout.blocks, "shift": kept.shift, "factor": kept.factor,

@@ -10,7 +10,7 @@ from bistoch.functional.causal.triton.blocks import VECTOR, blocks_of, layout_of
 from bistoch.functional.causal.triton.operator import Inputs, Kept
 from bistoch.functional.elastic.triton.launch import _arithmetic, _bytes
 from bistoch.functional.elastic.triton.scores import BIAS, BOOLEAN, NONE
-from bistoch.functional.kernels.gpu import chunk, launch, width
+from bistoch.functional.kernels.gpu import chunk, dense, launch, width
 
 
 class Pairs(NamedTuple):
@@ -27,7 +27,7 @@ class Pairs(NamedTuple):
 
 def pairs_of(inputs: Inputs, prior: float, block: int) -> Pairs:
     """What all kernels need to know of tokens, masks and options."""
-    query, key, mask, index = inputs.query.contiguous(), inputs.key, inputs.mask, inputs.mask_index
+    query, key, mask, index = dense(inputs.query), dense(inputs.key), inputs.mask, inputs.mask_index
     features, work = query.shape[2], inputs.sharpness
     strides: tuple[int, ...] = (0, 0, 0)
     kind = NONE
@@ -35,7 +35,7 @@ def pairs_of(inputs: Inputs, prior: float, block: int) -> Pairs:
         kind = BOOLEAN if mask.dtype == torch.bool else BIAS
         strides = tuple(0 if mask.shape[a] == 1 and a else mask.stride(a) for a in range(3))
     tensors = {
-        "query": query, "key": key.contiguous(), "mask": work if mask is None else _bytes(mask),
+        "query": query, "key": key, "mask": work if mask is None else _bytes(mask),
         "mask_index": None if index is None else index.contiguous(),
         "sharpness": work.contiguous(), "lam": inputs.lam.contiguous(),
         "prior": work.new_full((1,), prior),
@@ -71,7 +71,7 @@ def forward(
     rows = [work.new_empty(size, n) for _ in range(3)]
     shift, factor, share = (kept.shift, kept.factor, kept.share) if keep else rows
     launch(
-        attend_kernel, size, **common, **blocks.arguments(), value=inputs.value.contiguous(),
+        attend_kernel, size, **common, **blocks.arguments(), value=dense(inputs.value),
         accounts=work.new_empty(size, 2, 2, n), history=kept.history if keep else None,
         levels=levels, output=output, shift=shift, factor=factor, share=share, every=layout.every,
         history_each=kept.history.stride(0) if keep else 0, levels_each=layout.blocks,

@@ -5,15 +5,15 @@ With the factors of all rows known, keys no longer depend on each other: every p
 of keys and walks over the rows of the span.
 """
 
-import triton
 import triton.language as tl
 
 from bistoch.functional.causal.triton.account import bias_of, load_account, receive
 from bistoch.functional.causal.triton.attend import give_tile
 from bistoch.functional.elastic.triton.scores import mask_of, own_tokens
+from bistoch.functional.kernels.jit import kernel
 
 
-@triton.jit
+@kernel
 def replay_kernel(
     query, key, mask, mask_index, lengths, sharpness, lam, prior, start, accounts, levels, shift,
     factor, share, n, block, low, high, mask_each, mask_row, mask_column, start_each,
@@ -53,6 +53,6 @@ def replay_kernel(
             mask_row, mask_column, FEATURES, WIDTH, CHUNK, MASK, DOT, PRECISION, BLOCK_Y,
         )  # fmt: skip
         received, wanted = receive(received, sums, bias, LEAST), wanted + fair
-        slot = accounts + (number + 1 - low) * 2 * n
+        slot = accounts + (number + 1 - low).to(tl.int64) * 2 * n
         tl.store(slot + at, received, mask=inside)
         tl.store(slot + n + at, wanted, mask=inside)

@@ -18,9 +18,10 @@ from bistoch.functional.elastic.triton.scores import (
     mask_of,
     own_tokens,
 )
+from bistoch.functional.kernels.jit import kernel, rounded
 
 
-@triton.jit
+@kernel
 def step_rows_kernel(
     query, key, value, mask, mask_index, real, sharpness, bias, peaks, totals, counts, results,
     n, m, first, last, part, splits, mask_each, mask_row, mask_column,
@@ -65,7 +66,7 @@ def step_rows_kernel(
         if VALUES > 0:
             values = load_tokens(value, key_at, stop, VALUES, VALUE_WIDTH)
             result = tl.dot(
-                weights, values.to(sharp.dtype), result * shrink[:, None],
+                rounded(weights, PRECISION), values.to(sharp.dtype), result * shrink[:, None],
                 input_precision=PRECISION, out_dtype=sharp.dtype,
             )  # fmt: skip
     own = (wide * splits + split) * rows + place
@@ -90,7 +91,7 @@ def put_together(peaks, totals, counts, place, inside, rows, splits, SPLITS: tl.
     return peak, total, tl.sum(tl.load(counts + at, mask=known, other=0.0), 0)
 
 
-@triton.jit
+@kernel
 def step_keys_kernel(
     query, key, mask, mask_index, real, sharpness, bias, received, wanted, peaks, totals, counts,
     results, output, new_bias, new_received, new_wanted,
@@ -160,7 +161,7 @@ def step_keys_kernel(
     tl.store(new_wanted + own, owed + fair, mask=inside)
 
 
-@triton.jit
+@kernel
 def step_close_kernel(
     real, lam, ends, bias, received, wanted, level, m, stop, block, VECTOR: tl.constexpr
 ):  # fmt: skip

@@ -13,6 +13,7 @@ import triton.language as tl
 from bistoch.functional.causal.triton.account import bias_of, load_account, pair_tile
 from bistoch.functional.elastic.triton.scores import load_tokens, mask_of, multiply, own_tokens
 from bistoch.functional.elastic.triton.tokens import along
+from bistoch.functional.kernels.jit import kernel, rounded
 
 
 @triton.jit
@@ -43,7 +44,7 @@ def slope_tile(
     return plan, plan * slope
 
 
-@triton.jit
+@kernel
 def query_grad_kernel(
     query, key, value, output_grad, mask, mask_index, lengths, sharpness, lam, prior, accounts,
     levels, shift, factor, dots, sums_grad, grad,
@@ -70,8 +71,8 @@ def query_grad_kernel(
     )  # fmt: skip
     output_grad = output_grad + wide * n * VALUES
     shift, factor, dots = shift + wide * n, factor + wide * n, dots + wide * n
-    account = accounts + wide * accounts_each + (number - low) * 2 * n
-    dc = sums_grad + wide * sums_each + (number - low) * n
+    account = accounts + wide * accounts_each + (number - low).to(tl.int64) * 2 * n
+    dc = sums_grad + wide * sums_each + (number - low).to(tl.int64) * n
     mask = mask_of(mask, mask_index, mask_each, head)
     sharp, elastic, owed = tl.load(sharpness + head), tl.load(lam + head), tl.load(prior)
     level = tl.load(levels + wide * levels_each + number)
@@ -90,13 +91,16 @@ def query_grad_kernel(
             MASK, DOT, PRECISION,
         )  # fmt: skip
         others = load_tokens(key, key_at, n, FEATURES, WIDTH).to(sharp.dtype)
-        found = tl.dot(slope, others, found, input_precision=PRECISION, out_dtype=sharp.dtype)
+        found = tl.dot(
+            rounded(slope, PRECISION), others, found, input_precision=PRECISION,
+            out_dtype=sharp.dtype,
+        )  # fmt: skip
     features = tl.arange(0, WIDTH)
     place_at = grad + wide * n * FEATURES + at[:, None] * FEATURES + features[None, :]
     tl.store(place_at, found, mask=inside[:, None] & (features < FEATURES)[None, :])
 
 
-@triton.jit
+@kernel
 def key_grad_kernel(
     query, key, value, output_grad, mask, mask_index, lengths, sharpness, lam, prior, accounts,
     levels, shift, factor, dots, sums_grad, grad, value_grad,
@@ -129,8 +133,8 @@ def key_grad_kernel(
         first = number * block
         last = tl.minimum(first + block, length)
         level = tl.load(levels + wide * levels_each + number)
-        account = accounts + wide * accounts_each + (number - low) * 2 * n
-        dc = sums_grad + wide * sums_each + (number - low) * n
+        account = accounts + wide * accounts_each + (number - low).to(tl.int64) * 2 * n
+        dc = sums_grad + wide * sums_each + (number - low).to(tl.int64) * n
         received, wanted = load_account(account, at, first, n, level, owed)
         bias = bias_of(received, wanted, elastic)
         for top in range(first, last, BLOCK_Y):
@@ -144,13 +148,14 @@ def key_grad_kernel(
             if FEATURES > 0:
                 others = load_tokens(query, row_at, n, FEATURES, WIDTH).to(sharp.dtype)
                 found = tl.dot(
-                    slope, others, found, input_precision=PRECISION, out_dtype=sharp.dtype
+                    rounded(slope, PRECISION), others, found, input_precision=PRECISION,
+                    out_dtype=sharp.dtype,
                 )  # fmt: skip
             if VALUES > 0:
                 arriving = load_tokens(output_grad, row_at, n, VALUES, VALUE_WIDTH)
                 values = tl.dot(
-                    plan, arriving.to(sharp.dtype), values, input_precision=PRECISION,
-                    out_dtype=sharp.dtype,
+                    rounded(plan, PRECISION), arriving.to(sharp.dtype), values,
+                    input_precision=PRECISION, out_dtype=sharp.dtype,
                 )  # fmt: skip
     if FEATURES > 0:
         place = grad + wide * n * FEATURES + at[:, None] * FEATURES + features[None, :]

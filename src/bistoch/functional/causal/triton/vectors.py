@@ -12,14 +12,14 @@ These depend on each other block by block. Gradients of tokens do not: `tokens.p
 dc and D for all blocks at once.
 """
 
-import triton
 import triton.language as tl
 
 from bistoch.functional.causal.triton.account import bias_of, level_of, load_account, pair_tile
 from bistoch.functional.elastic.triton.scores import mask_of, multiply, own_tokens
+from bistoch.functional.kernels.jit import kernel
 
 
-@triton.jit
+@kernel
 def vectors_kernel(
     query, key, value, output_grad, mask, mask_index, lengths, sharpness, lam, prior, accounts,
     levels, shift, factor, delta, dots, sums_grad, bias_grad, received_grad, moved_grad, lam_grad,
@@ -51,7 +51,7 @@ def vectors_kernel(
         number = blocks - 1 - back
         first = number * block
         last = tl.minimum(first + block, length)
-        before, level = accounts + (number - low) * 2 * n, tl.load(levels + number)
+        before, level = accounts + (number - low).to(tl.int64) * 2 * n, tl.load(levels + number)
         own = sums_grad + (number - low).to(tl.int64) * n
         if last < length:
             after = before + 2 * n

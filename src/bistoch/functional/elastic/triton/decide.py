@@ -11,6 +11,7 @@ import triton.language as tl
 
 from bistoch.functional.elastic.pace import LONGEST as _LONGEST
 from bistoch.functional.elastic.pace import ROUNDINGS as _ROUNDINGS
+from bistoch.functional.kernels.jit import kernel
 
 LONGEST = tl.constexpr(_LONGEST)
 ROUNDINGS = tl.constexpr(_ROUNDINGS)
@@ -37,7 +38,7 @@ def spread_of(residual, m, BLOCK: tl.constexpr):
     return tl.where(live_count > 0, apart, 0.0), mean, live_count
 
 
-@triton.jit
+@kernel
 def error_kernel(residual, error, m, BLOCK: tl.constexpr):
     """The column error of every problem after its last row step."""
     head = tl.program_id(0)
@@ -45,7 +46,7 @@ def error_kernel(residual, error, m, BLOCK: tl.constexpr):
     tl.store(error + head, apart)
 
 
-@triton.jit
+@kernel
 def decide_kernel(
     residual, before, row, column, lam, omega, smallest, running, iterations, omegas, tol,
     columns, n, m, row_each, omegas_each, columns_each, rounding,

@@ -23,7 +23,7 @@ from bistoch.functional.elastic.triton.vectors import (
     column_grad_kernel,
     row_grad_kernel,
 )
-from bistoch.functional.kernels.gpu import chunk, launch, width
+from bistoch.functional.kernels.gpu import chunk, dense, launch, products_of, width
 from bistoch.functional.problem import GivenScores, Problem, Solution
 
 # the largest logarithm of a factor of the rank-2T form; a plan that underflows then hides no more
@@ -32,6 +32,8 @@ FACTOR_LIMIT = 20.0
 # the largest potential beside which the rounding of a score, which the factors do not share, is
 # small: 4e-6 of an entry of the plan
 SCORE_LIMIT = 64.0
+# columns of the rank-2T form that are multiplied at a time, as few as matrix units take
+RANK = 16
 
 
 def backward(
@@ -73,7 +75,7 @@ class _Replay(NamedTuple):
     ) -> "_Replay":
         features = value.shape[2]
         values = {
-            "value": value.contiguous(), "output_grad": upstream.output.contiguous(),
+            "value": dense(value), "output_grad": dense(upstream.output),
             "VALUES": features, "VALUE_WIDTH": width(features),
             "VALUE_CHUNK": chunk(features, value.dtype),
         }  # fmt: skip
@@ -228,7 +230,8 @@ def _tokens(replay: _Replay, column_grads: Tensor, row_grads: Tensor, grads: Gra
         "column_factor": factors.column, "exact": factors.exact, "peaks": replay.history.peak,
         "log_totals": replay.history.log_total, "step_grad": step_grads, "row_grad": row_grads,
         "iterations": replay.solution.iterations, "T": iters,
-        "kept_each": replay.history.peak.stride(0), "RANK": min(width(2 * iters), 32),
+        "kept_each": replay.history.peak.stride(0), "RANK": RANK,
+        "FACTOR_PRECISION": products_of(like),
     }  # fmt: skip
     # without iterations every head is done by the first launch
     forms = (True, False) if iters else (True,)

@@ -4,22 +4,25 @@
 A row that sees one key has its value as its result, and dP minus this is zero. It has to be zero in
 floats too, since keys that it is multiplied with may be large, so the sum over features is taken as
 `multiply` takes that of dP, as an entry of a product of tiles, and not in an order of its own.
+
+O is float32 beside half precision tokens too, and is not rounded to fewer bits: what is lost of it
+would be the whole of a small difference.
 """
 
 from typing import Any
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from bistoch.functional.elastic.triton.scores import multiply, own_tokens
-from bistoch.functional.kernels.gpu import launch
+from bistoch.functional.kernels.gpu import launch, products_of
+from bistoch.functional.kernels.jit import kernel
 
 # rows of a tile: as few as matrix units take, since only the diagonal of the product is wanted
 ROWS = 16
 
 
-@triton.jit
+@kernel
 def row_dots_kernel(
     output_grad, output, dots, rows,
     VALUES: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_CHUNK: tl.constexpr,
@@ -45,10 +48,11 @@ def row_dots(output: Tensor, arguments: dict[str, Any]) -> Tensor:
     if features == 0:
         return output.new_zeros(size, n)
     found = output.new_empty(size, n)
-    names = ("output_grad", "VALUES", "VALUE_WIDTH", "VALUE_CHUNK", "PRECISION")
+    names = ("output_grad", "VALUES", "VALUE_WIDTH", "VALUE_CHUNK")
     launch(
         row_dots_kernel, -(-size * n // ROWS), **{name: arguments[name] for name in names},
-        output=output.contiguous(), dots=found, rows=size * n, BLOCK=ROWS, num_warps=1,
+        output=output.contiguous(), dots=found, rows=size * n,
+        PRECISION=products_of(output), BLOCK=ROWS, num_warps=1,
         num_stages=1,
     )  # fmt: skip
     return found

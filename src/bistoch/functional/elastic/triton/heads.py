@@ -18,6 +18,7 @@ from bistoch.functional.elastic.triton.scores import (
     multiply,
     own_tokens,
 )
+from bistoch.functional.kernels.jit import kernel, rounded
 
 
 @triton.jit
@@ -82,7 +83,7 @@ def spread(residual, alive):
     return tl.where(count > 0, highest - lowest, 0.0), mean, count
 
 
-@triton.jit
+@kernel
 def heads_kernel(
     query, key, value, mask, mask_index, query_real, key_real, sharpness, lam, omega, log_mass,
     log_row_mass, start, tol, output, row_out, column_out, error_out, iterations_out,
@@ -191,7 +192,8 @@ def heads_kernel(
         head = tl.program_id(0).to(tl.int64)
         values = load_tokens(value + head * m * VALUES, columns, m, VALUES, VALUE_WIDTH)
         result = tl.dot(
-            tl.reshape(plan, [N, M]), values, input_precision=PRECISION, out_dtype=WORK
+            rounded(tl.reshape(plan, [N, M]), PRECISION), values, input_precision=PRECISION,
+            out_dtype=WORK,
         )  # fmt: skip
         features = tl.arange(0, VALUE_WIDTH)
         at = output + head * n * VALUES + rows[:, None] * VALUES + features[None, :]
@@ -207,7 +209,7 @@ def heads_kernel(
     tl.store(iterations_out + heads, ran, mask=here)
 
 
-@triton.jit
+@kernel
 def heads_grad_kernel(
     query, key, value, output_grad, mask, mask_index, query_real, key_real, sharpness, lam,
     column_out, iterations, row_above, column_above, history_rows, history_columns, history_totals,
@@ -262,7 +264,7 @@ def heads_grad_kernel(
         )  # fmt: skip
         slope += found[None, :, :]
         result = tl.dot(
-            tl.trans(tl.reshape(plan, [N, M])),
+            rounded(tl.trans(tl.reshape(plan, [N, M])), PRECISION),
             load_tokens(arriving, rows, n, VALUES, VALUE_WIDTH), input_precision=PRECISION,
             out_dtype=WORK,
         )  # fmt: skip
@@ -321,7 +323,8 @@ def heads_grad_kernel(
         at = wide[:, None, None] * n * m + rows[None, :, None] * m + columns[None, None, :]
         tl.store(score_grad + at, slope, mask=in_rows[:, :, None] & in_columns[:, None, :])
     if FEATURES > 0:
-        matrix, sharp = tl.reshape(slope, [N, M]), tl.load(sharpness + head)
+        matrix = rounded(tl.reshape(slope, [N, M]), PRECISION)
+        sharp = tl.load(sharpness + head)
         features = tl.arange(0, WIDTH)
         some = (features < FEATURES)[None, :]
         tokens = load_tokens(key + head * m * FEATURES, columns, m, FEATURES, WIDTH).to(WORK)

@@ -20,11 +20,11 @@ from bistoch.functional.elastic.triton.rooms import VECTOR, Run
 from bistoch.functional.elastic.triton.scores import BIAS, BOOLEAN, NONE
 from bistoch.functional.elastic.triton.steps import column_step_kernel, row_step_kernel
 from bistoch.functional.kernels.gpu import (
-    amd_architecture,
     chunk,
+    dense,
     is_interpreted,
     launch,
-    products,
+    products_of,
     width,
 )
 from bistoch.functional.problem import GivenScores, Problem, Scores, Solution
@@ -46,12 +46,12 @@ def pairs_of(scores: Scores | GivenScores) -> Pairs:
     """What all kernels need to know of scores; given ones are a bias between no tokens."""
     like, (_, n, m) = scores.like, scores.shape
     mask = index = None
-    query = key = like
     features, sharpness = 0, like.new_ones(len(like))
+    query = key = sharpness
     if isinstance(scores, GivenScores):
         mask = scores.given
     else:
-        query, key = scores.query.contiguous(), scores.key.contiguous()
+        query, key = dense(scores.query), dense(scores.key)
         features, mask, index = query.shape[2], scores.mask, scores.mask_index
         sharpness = scores.sharpness.contiguous()
     strides: tuple[int, ...] = (0, 0, 0)
@@ -89,8 +89,7 @@ def _arithmetic(tokens: Tensor) -> dict[str, Any]:
     if is_interpreted():
         # the interpreter would multiply the bits of bfloat16 as integers
         kinds[torch.bfloat16] = tl.float32
-    amd = amd_architecture(tokens.device)
-    return {"DOT": kinds[tokens.dtype], "PRECISION": products(tokens.dtype, amd)}
+    return {"DOT": kinds[tokens.dtype], "PRECISION": products_of(tokens)}
 
 
 def forward(problem: Problem, value: Tensor, solution: Solution, history: History | None) -> None:
@@ -110,7 +109,7 @@ def forward(problem: Problem, value: Tensor, solution: Solution, history: Histor
     row, rest = room.row(balance.iters)
     wide = blocks_of("output", common | {"VALUES": value.shape[2]})
     launch(
-        output_kernel, size * wide.count(n), **common, **wide.arguments(), value=value.contiguous(),
+        output_kernel, size * wide.count(n), **common, **wide.arguments(), value=dense(value),
         column=column, log_row_mass=run.weights, output=solution.output, row=solution.row,
         weighed=row, rest=rest, row_each=row.stride(0), column_each=column.stride(0),
         VALUES=value.shape[2], VALUE_WIDTH=width(value.shape[2]),

@@ -1,7 +1,6 @@
 # mypy: ignore-errors
 """The last row step and the plan applied to the values, in one pass: `O = softmax_row(S + g) V`."""
 
-import triton
 import triton.language as tl
 
 from bistoch.functional.elastic.triton.scores import (
@@ -12,9 +11,10 @@ from bistoch.functional.elastic.triton.scores import (
     own_tokens,
     score_tile,
 )
+from bistoch.functional.kernels.jit import kernel, rounded
 
 
-@triton.jit
+@kernel
 def output_kernel(
     query, key, value, mask, mask_index, query_real, key_real, sharpness, column, log_row_mass,
     output, row, weighed, rest, n, m, mask_each, mask_row, mask_column, row_each,
@@ -41,7 +41,7 @@ def output_kernel(
     tile = own_tokens(query, at, n, FEATURES, WIDTH, CHUNK)
     sharp = tl.load(sharpness + head)
     peak, total = tl.full([BLOCK_X], LOWEST, sharp.dtype), tl.zeros([BLOCK_X], sharp.dtype)
-    result = tl.zeros([BLOCK_X, VALUE_WIDTH], sharp.dtype)
+    result, given = tl.zeros([BLOCK_X, VALUE_WIDTH], sharp.dtype), tl.zeros([BLOCK_X], sharp.dtype)
     for first in range(0, m, BLOCK_Y):
         key_at = first + tl.arange(0, BLOCK_Y)
         logs = score_tile(
@@ -55,6 +55,8 @@ def output_kernel(
         peak = higher
         if VALUES > 0:
             values = load_tokens(value + wide * m * VALUES, key_at, m, VALUES, VALUE_WIDTH)
+            weights = rounded(weights, PRECISION)
+            given = given * shrink + tl.sum(weights, 1)
             result = tl.dot(
                 weights, values, result * shrink[:, None], input_precision=PRECISION,
                 out_dtype=sharp.dtype,
@@ -74,5 +76,6 @@ def output_kernel(
     if VALUES > 0:
         features = tl.arange(0, VALUE_WIDTH)
         place = output + wide * n * VALUES + at[:, None] * VALUES + features[None, :]
-        result = result / total[:, None]
+        # a mean of values also if weights were rounded
+        result = result / tl.where(alive, given, 1.0)[:, None]
         tl.store(place, result, mask=inside[:, None] & (features < VALUES)[None, :])

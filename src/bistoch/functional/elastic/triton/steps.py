@@ -18,6 +18,7 @@ from bistoch.functional.elastic.triton.scores import (
     own_tokens,
     score_tile,
 )
+from bistoch.functional.kernels.jit import kernel
 
 
 @triton.jit
@@ -44,7 +45,7 @@ def log_sum_exp(
     return peak, total
 
 
-@triton.jit
+@kernel
 def row_step_kernel(
     query, key, mask, mask_index, query_real, key_real, sharpness, column, log_row_mass, running,
     row, rest, n, m, mask_each, mask_row, mask_column, row_each, column_each,
@@ -86,7 +87,7 @@ def row_step_kernel(
     tl.store(rest + wide * row_each + at, lost, mask=at < n)
 
 
-@triton.jit
+@kernel
 def column_step_kernel(
     query, key, mask, mask_index, query_real, key_real, sharpness, row, column, log_mass, lam,
     omega, running, peaks, log_totals, moved, n, m, mask_each, mask_row, mask_column, row_each,

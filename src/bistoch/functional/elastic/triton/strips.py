@@ -22,6 +22,7 @@ from bistoch.functional.elastic.triton.scores import (
     own_tokens,
     score_tile,
 )
+from bistoch.functional.kernels.jit import kernel
 
 # column sums of plans below it may have lost terms to underflow, and are taken again in logarithms:
 # what is lost of a sum above it is below the rounding of float32
@@ -61,7 +62,7 @@ def joined_step(
     return peak, log_total, residual, before, alive
 
 
-@triton.jit
+@kernel
 def strip_kernel(
     query, key, mask, mask_index, query_real, key_real, sharpness, column, log_row_mass, running,
     row, rest, peaks, totals, earlier_peaks, earlier_totals, log_mass, lam, omega, kept_peaks,
@@ -157,7 +158,7 @@ def strip_kernel(
     tl.store(totals + place, sums, mask=inside)
 
 
-@triton.jit
+@kernel
 def join_kernel(
     peaks, totals, column, log_mass, lam, omega, running, kept_peaks, kept_totals, moved, m, parts,
     column_each, moved_each, kept_peaks_each, kept_totals_each,
@@ -201,7 +202,7 @@ def joined_grad(sums, column_grad, omega, at, inside, m, parts, ran):
     return found
 
 
-@triton.jit
+@kernel
 def strip_grad_kernel(
     query, key, mask, mask_index, query_real, key_real, sharpness, row, rest, column, peaks,
     log_totals, column_grad, later_grad, lam, omega, later_omega, iterations, row_grad, sums,
@@ -283,7 +284,7 @@ def strip_grad_kernel(
     tl.store(sums + (wide * parts + part) * m + at, found, mask=inside)
 
 
-@triton.jit
+@kernel
 def join_grad_kernel(
     sums, column_grad, omega, iterations, earlier_grad, m, parts, t, vector_each, omega_each,
     BLOCK: tl.constexpr,

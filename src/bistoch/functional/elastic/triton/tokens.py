@@ -4,8 +4,9 @@
     dS = P * (dP - delta_i) - sum over t of (C^t diag(dh^t) + diag(df^t) R^t),   dP = dO V^T
 
 Every C and R is `diag exp(S) diag`, so their sum is `P * (A B^T)` with A `(n, 2T)` and B `(m, 2T)`:
-one matrix product instead of 2T exponentials. Where factors would leave the range of floats, which
-`exact` says for each head, the exponentials are taken one by one.
+one matrix product instead of 2T exponentials. What the iterations add nearly cancels, so it is a
+product of float32 numbers beside half precision tokens too. Where factors would leave the range of
+floats, which `exact` says for each head, the exponentials are taken one by one.
 """
 
 import triton
@@ -20,6 +21,7 @@ from bistoch.functional.elastic.triton.scores import (
     own_tokens,
     score_tile,
 )
+from bistoch.functional.kernels.jit import kernel, rounded
 
 
 @triton.jit
@@ -28,7 +30,7 @@ def along(vector, ROWS: tl.constexpr):
     return vector[:, None] if ROWS else vector[None, :]
 
 
-@triton.jit
+@kernel
 def value_grad_kernel(
     query, key, value, output_grad, mask, mask_index, query_real, key_real, sharpness, row, rest,
     column, delta, above, value_grad, column_grad, n, m, mask_each, mask_row, mask_column, row_each,
@@ -75,7 +77,8 @@ def value_grad_kernel(
             )  # fmt: skip
             arriving = load_tokens(output_grad, query_at, n, VALUES, VALUE_WIDTH)
             found = tl.dot(
-                plan, arriving, found, input_precision=PRECISION, out_dtype=sharp.dtype
+                rounded(plan, PRECISION), arriving, found, input_precision=PRECISION,
+                out_dtype=sharp.dtype,
             )  # fmt: skip
         mean = tl.load(delta + wide * n + query_at, mask=some, other=0.0)
         sums += tl.sum(plan * (plan_grad - mean[None, :]), 1)
@@ -95,7 +98,7 @@ def score_grad_tile(
     X, Y, n, m, T, ran, row_at, column_at, ROWS: tl.constexpr, FACTORED: tl.constexpr,
     FEATURES: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, VALUES: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, VALUE_CHUNK: tl.constexpr, MASK: tl.constexpr, DOT: tl.constexpr,
-    PRECISION: tl.constexpr, RANK: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR_PRECISION: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
     """A tile of dS; all pointers are those of one head, rows are x if `ROWS`, else y."""
     scores = score_tile(
@@ -128,7 +131,7 @@ def score_grad_tile(
                 mask=(y_at < Y)[:, None] & some[None, :], other=0.0,
             )  # fmt: skip
             product = tl.dot(
-                left, tl.trans(right), product, input_precision=PRECISION,
+                left, tl.trans(right), product, input_precision=FACTOR_PRECISION,
                 out_dtype=sharpness.dtype,
             )  # fmt: skip
         return plan * (grad - product)
@@ -152,7 +155,7 @@ def score_grad_tile(
     return grad
 
 
-@triton.jit
+@kernel
 def token_grad_kernel(
     query, key, value, output_grad, mask, mask_index, query_real, key_real, sharpness,
     rows, columns, delta, row_factor, column_factor, peaks, log_totals, step_grad, row_grad,
@@ -160,7 +163,7 @@ def token_grad_kernel(
     ROWS: tl.constexpr, FACTORED: tl.constexpr,
     FEATURES: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, VALUES: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, VALUE_CHUNK: tl.constexpr, MASK: tl.constexpr, DOT: tl.constexpr,
-    PRECISION: tl.constexpr, RANK: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR_PRECISION: tl.constexpr, RANK: tl.constexpr,
     BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr,
 ):  # fmt: skip
     """`dS K` of a block of queries if `ROWS`, else `dS^T Q` of keys, without sharpness."""
@@ -197,18 +200,19 @@ def token_grad_kernel(
             peaks + wide * kept_each, log_totals + wide * T * m, step_grad + wide * T * m,
             row_grad + wide * T * n, X, Y, n, m, T, ran, at if ROWS else y_at, y_at if ROWS else at,
             ROWS, FACTORED, FEATURES, WIDTH, CHUNK, VALUES, VALUE_WIDTH, VALUE_CHUNK, MASK, DOT,
-            PRECISION, RANK,
+            PRECISION, FACTOR_PRECISION, RANK,
         )  # fmt: skip
         others = load_tokens(key if ROWS else query, y_at, Y, FEATURES, WIDTH)
         found = tl.dot(
-            slope, others.to(sharp.dtype), found, input_precision=PRECISION, out_dtype=sharp.dtype
+            rounded(slope, PRECISION), others.to(sharp.dtype), found, input_precision=PRECISION,
+            out_dtype=sharp.dtype,
         )  # fmt: skip
     features = tl.arange(0, WIDTH)
     place = grad + wide * X * FEATURES + at[:, None] * FEATURES + features[None, :]
     tl.store(place, found, mask=(at < X)[:, None] & (features < FEATURES)[None, :])
 
 
-@triton.jit
+@kernel
 def bias_grad_kernel(
     query, key, value, output_grad, mask, query_real, key_real, sharpness,
     rows, columns, delta, row_factor, column_factor, peaks, log_totals, step_grad, row_grad,
@@ -218,7 +222,7 @@ def bias_grad_kernel(
     FACTORED: tl.constexpr,
     FEATURES: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, VALUES: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, VALUE_CHUNK: tl.constexpr, MASK: tl.constexpr, DOT: tl.constexpr,
-    PRECISION: tl.constexpr, RANK: tl.constexpr,
+    PRECISION: tl.constexpr, FACTOR_PRECISION: tl.constexpr, RANK: tl.constexpr,
     BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr,
 ):  # fmt: skip
     """The gradient of one tile of a mask, over the heads, rows and columns that share its numbers.
@@ -266,7 +270,7 @@ def bias_grad_kernel(
                         step_grad + wide * T * m,
                         row_grad + wide * T * n, n, m, n, m, T, ran, row_at, column_at, True,
                         FACTORED, FEATURES, WIDTH, CHUNK, VALUES, VALUE_WIDTH, VALUE_CHUNK, MASK,
-                        DOT, PRECISION, RANK,
+                        DOT, PRECISION, FACTOR_PRECISION, RANK,
                     )  # fmt: skip
     # tiles of entries that are shared meet in their first row or column
     row_at, column_at = first_row + tl.arange(0, BLOCK_X), first_column + tl.arange(0, BLOCK_Y)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from bistoch.functional.elastic.triton.scores import load_real, mask_of, own_tokens, score_tile
+from bistoch.functional.kernels.jit import kernel
 
 
 @triton.jit
@@ -39,7 +40,7 @@ def weighted_sum(
     return result
 
 
-@triton.jit
+@kernel
 def row_grad_kernel(
     query, key, mask, mask_index, query_real, key_real, sharpness, row, peaks, log_totals,
     column_grad, lam, omega, iterations, row_grad, n, m, t, mask_each, mask_row, mask_column,
@@ -76,7 +77,7 @@ def row_grad_kernel(
     tl.store(row_grad + wide * grad_each + at, -step * found, mask=inside)
 
 
-@triton.jit
+@kernel
 def column_grad_kernel(
     query, key, mask, mask_index, query_real, key_real, sharpness, row, rest, column, column_grad,
     row_grad, omega, iterations, earlier_grad, n, m, t, mask_each, mask_row, mask_column, row_each,

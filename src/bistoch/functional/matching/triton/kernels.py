@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from bistoch.functional.elastic.triton.scores import LOWEST
+from bistoch.functional.kernels.jit import kernel
 
 
 @triton.jit
@@ -21,7 +22,7 @@ def load_scores(scores, x_at, y_at, X, Y, along_x, along_y):
     return tl.load(scores + place, mask=inside, other=float("-inf"))
 
 
-@triton.jit
+@kernel
 def slack_step_kernel(
     scores, potential, slack, found, X, Y, each, along_x, along_y,
     BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr,
@@ -48,7 +49,7 @@ def slack_step_kernel(
     tl.store(found + wide * X + at, result, mask=at < X)
 
 
-@triton.jit
+@kernel
 def slack_product_kernel(
     scores, row, column, weights, found, X, Y, each, along_x, along_y,
     ROWS: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr,
@@ -74,7 +75,7 @@ def slack_product_kernel(
     tl.store(found + wide * X + at, -result, mask=at < X)
 
 
-@triton.jit
+@kernel
 def slack_grad_kernel(
     scores, rows, columns, row_grads, column_grads, grad, n, m, T, each, along_row, along_column,
     BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr,
