@@ -28,6 +28,9 @@ CompileTable = Annotated[
     bool,
     option("Compile the GPU kernels for GPUs that are not here, time nothing.", "--compile-table"),
 ]
+RandomCalls = Annotated[
+    int, option("With --compile-table: compile so many kernels of random calls too.", min=0)
+]
 Tune = Annotated[
     bool, option("Find the fastest blocks of the GPU kernels on this device.", "--tune")
 ]
@@ -51,6 +54,7 @@ def bench(
     long: Long = False,
     device: Device = "cpu",
     compile_table: CompileTable = False,
+    random_calls: RandomCalls = 0,
     tune: Tune = False,
     out: Out = Path("bench-results"),
 ) -> None:
@@ -62,12 +66,15 @@ def bench(
 
     if compile_table:
         from bistoch.lab.device import read_device
+        from bistoch.lab.gpu.scan import run_scan
         from bistoch.lab.gpu.table import run_compile_table
 
         # it uses none, but a wrong name is better found before minutes of compilation
         read_device(device, "bench")
         out.mkdir(parents=True, exist_ok=True)
-        run_compile_table(out, Console())
+        rows = run_compile_table(out, Console())
+        if random_calls:
+            run_scan(random_calls, rows, out / "compile-scan.json", Console())
         return
     if tune:
         from bistoch.lab.device import read_device

@@ -92,7 +92,7 @@ def test_the_model_counts_exponentials_and_products_of_the_interpreter(monkeypat
     after = {name: counted[name] - found[name] for name in counted}
     models = causal.forward(1, n, d, half=False), causal.backward(1, n, d, half=False)
     for numbers, model in zip((found, after), models, strict=True):
-        assert numbers["flops"] == model.half_flops + model.single_flops
+        assert numbers["flops"] == model.flops
         # vectors over keys, and sums that are rescaled when a peak rises, take some more
         assert model.exponentials <= numbers["exponentials"] <= 1.15 * model.exponentials
 
@@ -116,7 +116,7 @@ def test_the_model_counts_a_step_of_the_interpreter(monkeypatch):
     with record_launches() as launches:
         bistoch.causal_elastic_step(q[:, -1:], k, v, state, backend="triton")
     model = causal.step(1, 128, 32)
-    assert (len(launches), sum(flops)) == (model.launches, model.half_flops + model.single_flops)
+    assert (len(launches), sum(flops)) == (model.launches, model.flops)
 
 
 def test_expected_ratios():

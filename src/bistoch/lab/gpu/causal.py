@@ -54,7 +54,7 @@ def launches(dtype: torch.dtype, d: int, target: str, mask: str = "bias") -> lis
     """All launches of a head, forward and backward, of which not all is kept."""
     n = 64 * (blocks.ALL + 1)
     tokens = torch.zeros(1, n, d, dtype=dtype, requires_grad=True)
-    with _as_on(target), record_launches(run=False) as found:
+    with as_on(target), record_launches(run=False) as found:
         result = bistoch.causal_elastic_attention(
             tokens, tokens, tokens, **masks_of(mask, n, n), backend="triton"
         )
@@ -69,7 +69,7 @@ def steps(
     tokens, vector = torch.zeros(1, keys, d, dtype=dtype), torch.zeros(1, keys - 1)
     state = bistoch.CausalState(vector, vector, vector + 1, vector[:, 0], vector[:, 0].long())
     # a step has no gradient
-    with torch.no_grad(), _as_on(target), record_launches(run=False) as found:
+    with torch.no_grad(), as_on(target), record_launches(run=False) as found:
         bistoch.causal_elastic_step(
             tokens[:, -1:], tokens, tokens, state, **masks_of(mask, 1, keys), backend="triton"
         )
@@ -77,7 +77,7 @@ def steps(
 
 
 @contextmanager
-def _as_on(target: str) -> Iterator[None]:
+def as_on(target: str) -> Iterator[None]:
     """As if tensors were on a GPU, with the tiles that its maker's devices get."""
     backends._load(MODULE)
     here, hip = backends._LOADED[MODULE], blocks.IS_HIP
@@ -173,7 +173,10 @@ def ratio(
               for work in theirs]  # fmt: skip
     share = min(1.0, heads / MULTIPROCESSORS[gpu.name])
     few = gpu._replace(
-        half=share * gpu.half, single=share * gpu.single, exponentials=share * gpu.exponentials
+        half=share * gpu.half,
+        single=share * gpu.single,
+        exact=share * gpu.exact,
+        exponentials=share * gpu.exponentials,
     )
     first = forward(heads, n, d).seconds(few, overlap)
     second = _vectors(heads, n, d, 64, True).seconds(few, overlap)

@@ -14,7 +14,8 @@ class Gpu(NamedTuple):
 
     name: str
     half: float  # flops of products of half precision
-    single: float  # flops of products of float32 tiles as the kernels make them: tf32, three times
+    single: float  # flops of products with plans and gradients, whose operands have 11 bits
+    exact: float  # flops of products of float32: three of 11 bits on NVIDIA
     exponentials: float
     bandwidth: float  # bytes of main memory
     cache: float  # bytes of the cache that all multiprocessors share
@@ -23,10 +24,12 @@ class Gpu(NamedTuple):
 
 GPUS = {
     # 132 multiprocessors at 1.755 GHz with 16 exponentials a cycle each, 32 bytes of the L2 cache
-    "H100": Gpu("H100 SXM", 989e12, 495e12, 132 * 16 * 1.755e9, 3.35e12, 132 * 32 * 1.755e9, 3e-6),
+    "H100": Gpu(
+        "H100 SXM", 989e12, 495e12, 165e12, 132 * 16 * 1.755e9, 3.35e12, 132 * 32 * 1.755e9, 3e-6
+    ),
     # 304 compute units at 2.1 GHz with 16 exponentials a cycle each (4 SIMDs, a quarter rate); the
     # cache of all dies together
-    "MI300X": Gpu("MI300X", 1307e12, 653e12, 304 * 16 * 2.1e9, 5.3e12, 17.2e12, 6e-6),
+    "MI300X": Gpu("MI300X", 1307e12, 653e12, 163e12, 304 * 16 * 2.1e9, 5.3e12, 17.2e12, 6e-6),
 }
 
 
@@ -35,10 +38,16 @@ class Work(NamedTuple):
 
     launches: float = 0
     half_flops: float = 0  # of products of tokens
-    single_flops: float = 0  # of products with plans and gradients, which are float32
+    single_flops: float = 0  # of products with plans and gradients
     exponentials: float = 0
     bytes: float = 0  # of main memory, if every tile of the other side comes from the cache
     cached: float = 0  # bytes of tiles that come from the cache
+    exact_flops: float = 0  # of products of float32: the rank-2T form and <dO, O>
+
+    @property
+    def flops(self) -> float:
+        """Of all products."""
+        return self.half_flops + self.single_flops + self.exact_flops
 
     def __add__(self, other: "Work") -> "Work":  # type: ignore[override]
         return Work(*(a + b for a, b in zip(self, other, strict=True)))
@@ -50,6 +59,7 @@ class Work(NamedTuple):
     def seconds(self, gpu: Gpu, overlap: bool) -> float:
         """A lower bound; products and exponentials overlap fully, or one waits for the other."""
         products = self.half_flops / gpu.half + self.single_flops / gpu.single
+        products += self.exact_flops / gpu.exact
         exponentials = self.exponentials / gpu.exponentials
         busy = max(products, exponentials) if overlap else products + exponentials
         moved = max(self.bytes / gpu.bandwidth, self.cached / gpu.cache)
@@ -120,16 +130,16 @@ def fused_backward(heads: int, n: int, m: int, d: int, iters: int) -> Work:
 def _gradients(heads: int, n: int, m: int, d: int, iters: int) -> Work:
     """What is left beside the vectors: rows and values before them, tokens after them."""
     pairs, tokens = 1.0 * heads * n * m, 2.0 * heads * (n + m) * d
-    rank = -(-2 * iters // 32) * 32 if iters > 8 else max(16, 1 << (2 * iters - 1).bit_length())
-    rank = rank if iters else 0
+    # in tiles of 16
+    rank = -(-2 * iters // 16) * 16
     values = Work(
         1, 2 * pairs * d, 4 * pairs * d, pairs, tokens + 4.0 * heads * (n + 2 * m) * d,
         6 * pairs * d / OWNED,
     )  # fmt: skip
     factors = 4.0 * heads * (n + m) * 2 * iters
     last = Work(
-        1, 2 * pairs * d, pairs * (4 * d + 2 * rank), pairs, 2 * tokens + factors,
-        pairs * (8 * d + 8 * iters) / 32,
+        1, 2 * pairs * d, 4 * pairs * d, pairs, 2 * tokens + factors,
+        pairs * (8 * d + 8 * iters) / 32, 2 * pairs * rank,
     )  # fmt: skip
     # those of heads whose factors leave the range end at once
     return row_dots(heads, n, d) + values + last.times(2) + Work(launches=2 if iters else 0)
@@ -138,7 +148,7 @@ def _gradients(heads: int, n: int, m: int, d: int, iters: int) -> Work:
 def row_dots(heads: int, n: int, d: int) -> Work:
     """What the softmax of a row takes off: diagonals of products of 16 rows with 16 results."""
     rows = 1.0 * heads * n
-    return Work(1, 0, 2 * 16 * rows * d, 0, 2 * 4.0 * rows * d)
+    return Work(1, bytes=2 * 4.0 * rows * d, exact_flops=2 * 16 * rows * d)
 
 
 def short_forward(heads: int, n: int, m: int, d: int, iters: int) -> Work:
@@ -219,5 +229,5 @@ def pass_seconds(gpu: Gpu, owned: int, d: int, half: bool = True) -> float:
     >>> pass_seconds(gpu, 64, 128) > pass_seconds(gpu, 128, 128)
     True
     """
-    busy = 2.0 * d / (gpu.half if half else gpu.single / 3) + 1 / gpu.exponentials
+    busy = 2.0 * d / (gpu.half if half else gpu.exact) + 1 / gpu.exponentials
     return max(busy, (2.0 if half else 4.0) * d / owned / gpu.cache)

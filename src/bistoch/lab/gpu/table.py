@@ -50,7 +50,7 @@ SAVE_EVERY = 20
 Rows = dict[str, dict[str, Any]]
 
 
-def run_compile_table(out: Path, console: Console, targets: tuple[str, ...] = ()) -> Path:
+def run_compile_table(out: Path, console: Console, targets: tuple[str, ...] = ()) -> Rows:
     """Compile all kernels for all GPUs, print what they need, and write it as JSON.
 
     What the file of an earlier run knows is not compiled again unless the kernel has changed.
@@ -79,7 +79,7 @@ def run_compile_table(out: Path, console: Console, targets: tuple[str, ...] = ()
         named = (f"{row['kernel']} of {row['tokens']}, {row['mask']} on {row['target']}"
                  for row in bad)  # fmt: skip
         raise ValueError(f"bench: these kernels do not fit: {'; '.join(named)}")
-    return path
+    return rows
 
 
 def compile_all(
@@ -207,7 +207,7 @@ def fused_launches(dtype: torch.dtype, m: int, d: int, mask: str = "no mask") ->
 def tolerance_launches() -> list[Launch]:
     """The launches that a tolerance adds."""
     tokens = torch.zeros(1, 1024, 64, dtype=torch.bfloat16)
-    with record_launches(run=False) as launches, _on_this_device(), warnings.catch_warnings():
+    with record_launches(run=False) as launches, on_this_device(), warnings.catch_warnings():
         # nothing is computed, so nothing converges
         warnings.simplefilter("ignore")
         bistoch.elastic_potentials(tokens, tokens, iters=2, tol=0.1, backend="triton")
@@ -245,13 +245,13 @@ def price_launches() -> list[Launch]:
 
 def _launches(call: Callable[[], Tensor]) -> list[Launch]:
     """What a call and its gradient would launch on a GPU; nothing is computed."""
-    with record_launches(run=False) as launches, _on_this_device():
+    with record_launches(run=False) as launches, on_this_device():
         call().sum().backward()
     return launches
 
 
 @contextmanager
-def _on_this_device() -> Iterator[None]:
+def on_this_device() -> Iterator[None]:
     """As if the tensors were on a GPU."""
     backends._load(MODULE)
     here = backends._LOADED[MODULE]

@@ -57,14 +57,14 @@ TABLE = {
     ("steps", True): (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), free(128, 32, 8, 2)),
     ("vectors", True): (free(64, 64, 4, 2), Blocks(64, 64, 8, 2), free(64, 32, 8, 2)),
     ("output", True): (Blocks(64, 64, 4, 2), Blocks(64, 32, 8, 2), free(32, 32, 8, 2)),
-    ("values", True): (Blocks(64, 32, 4, 2), free(32, 16, 4, 1), free(16, 16, 8, 1)),
+    ("values", True): (Blocks(64, 32, 4, 2), free(32, 16, 4, 1), free(32, 16, 8, 1)),
     ("tokens", True): (free(32, 16, 8, 1), Blocks(32, 16, 8, 1), free(16, 16, 8, 1)),
     ("bias", True): (Blocks(32, 16, 8, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 1, 1)),
     ("steps", False): (free(64, 32, 4, 2), free(64, 32, 4, 2), free(32, 32, 4, 2)),
     ("vectors", False): (free(32, 32, 4, 2), free(32, 32, 4, 2), free(32, 32, 4, 2)),
     ("output", False): (free(64, 32, 4, 2), free(32, 32, 4, 1), free(16, 16, 4, 1)),
     ("values", False): (free(32, 32, 4, 1), free(32, 16, 8, 1), free(16, 16, 4, 1)),
-    ("tokens", False): (free(32, 32, 4, 1), free(32, 16, 8, 1), free(16, 16, 4, 1)),
+    ("tokens", False): (free(32, 16, 4, 1), free(32, 16, 8, 1), free(16, 16, 4, 1)),
     ("bias", False): (free(32, 16, 4, 1), free(32, 16, 8, 1), free(16, 16, 4, 1)),
 }
 
@@ -87,8 +87,12 @@ def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
     widest = max(arguments["WIDTH"], width(arguments.get("VALUES", 0)))
     found = TABLE[kernel, half][0 if widest <= 64 else 1 if widest <= 128 else 2]
     padded = arguments["query_real"] is not None or arguments["key_real"] is not None
-    # without products of tokens, and padding, the compiler's own choice spills nothing
-    found = found if arguments["FEATURES"] or padded else found._replace(registers=0)
+    if padded or (arguments["FEATURES"] and arguments["MASK"]) or kernel == "bias":
+        # left to itself, the compiler would spill some, where other programs fit beside it
+        found = found._replace(registers=ALL_REGISTERS)
+    elif not arguments["FEATURES"]:
+        # without products of tokens its own choice spills nothing
+        found = found._replace(registers=0)
     return found.unless(chosen_blocks(kernel))
 
 
@@ -124,7 +128,7 @@ def strip_of(problem: Problem) -> Strip | None:
         return None
     rows = STRIP[masked]
     parts = max(1, min(-(-BUSY // size), -(-n // rows), 16))
-    registers = ALL_REGISTERS if masked or not _is_half(problem) else 0
+    registers = ALL_REGISTERS if masked or not _is_half(problem) or tokens > 64 else 0
     return Strip(Blocks(rows, columns, 8 if columns > 128 else 4, 2, registers), parts)
 
 
@@ -175,9 +179,8 @@ def heads_of(problem: Problem, features: int) -> Heads:
     n, m = (max(power_of_two(length), 16 if multiplies else 2) for length in (n, m))
     group = 1 if multiplies else max(1, GROUPED // (n * m))
     padded = _is_padded(problem)
-    # where matrices share a program, padding takes registers for each of them
-    entries = 256 if padded and not multiplies else 512
-    warps = max(group * n * m // entries, 2 if multiplies else 1)
+    # where matrices share a program, vectors of each of them take registers too
+    warps = max(group * n * m // (512 if multiplies else 256), 2 if multiplies else 1)
     return Heads(group, n, m, warps, ALL_REGISTERS if multiplies or padded else 0)
 
 

@@ -50,7 +50,8 @@ def multiply(
             x.to(DOT), tl.trans(tile).to(DOT), result, input_precision=PRECISION, out_dtype=WORK
         )  # fmt: skip
     else:
-        for first in range(0, FEATURES, CHUNK):
+        # addresses of all chunks, made in front of the loop, would not fit in registers
+        for first in tl.range(0, FEATURES, CHUNK, disable_licm=True):
             features = first + tl.arange(0, CHUNK)
             some = (features < FEATURES)[None, :]
             left = tl.load(
