@@ -22,7 +22,7 @@ found = []
 for target in ("sm_80", "gfx942"):
     launches = compiled.distinct(causal.steps(torch.float32, 64, target))
     some = [x for x in launches if x.kernel.__name__ in NAMES]
-    found += [compiled.compile_launch(x, target) for x in some]
+    found += [compiled.compile_kernel(compiled.specialise(x, target)) for x in some]
 print(json.dumps([one._asdict() | {"fits": one.fits} for one in found]))
 """
 
@@ -30,7 +30,7 @@ print(json.dumps([one._asdict() | {"fits": one.fits} for one in found]))
 def test_kernels_compile_without_spills_for_nvidia_and_amd():
     """In a process of its own, whose kernels are not those of the interpreter."""
     names = ("step_rows_kernel",)
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"}
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.replace("NAMES", repr(names))], check=True,
         capture_output=True, text=True, env=environment, timeout=280,

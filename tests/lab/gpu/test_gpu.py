@@ -26,20 +26,24 @@ launches = table.long_launches(torch.bfloat16, 64)
 launches += table.fused_launches(torch.bfloat16, 512, 64)
 launches = compiled.distinct(launches)
 some = [x for x in launches if compiled.name_of(x) in NAMES]
-found = [compiled.compile_launch(x, target) for x in some for target in TARGETS]
+kernels = [compiled.specialise(x, target) for x in some for target in TARGETS]
+found = [compiled.compile_kernel(x) for x in kernels]
 print(json.dumps([one._asdict() | {"fits": one.fits} for one in found]))
 """
 
 
-def compiled(names, targets):
-    """In a process of its own, whose kernels are not those of the interpreter."""
-    program = PROGRAM.replace("NAMES", repr(names)).replace("TARGETS", repr(targets))
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+def in_a_process(program, timeout=280):
+    """What a program prints, of kernels that are not those of the interpreter."""
     done = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True,
-        env=environment, timeout=280,
+        env={**os.environ, "TRITON_INTERPRET": "0"}, timeout=timeout,
     )  # fmt: skip
     return json.loads(done.stdout)
+
+
+def compiled(names, targets):
+    """In a process of its own, whose kernels are not those of the interpreter."""
+    return in_a_process(PROGRAM.replace("NAMES", repr(names)).replace("TARGETS", repr(targets)))
 
 
 def test_kernels_compile_without_spills_for_nvidia_and_amd():
@@ -60,6 +64,76 @@ def test_half_precision_compiles_for_other_architectures_of_amd(target):
     """They have no products of 11 bits: those with plans and gradients are float32 there."""
     (found,) = compiled(("output_kernel",), (target,))
     assert found["registers"] > 0
+
+
+SIZES = """
+import json, torch, bistoch
+from bistoch.lab.gpu import compiled, scan
+
+def tokens(heads, n, d, first):
+    # slices of what lies in memory anywhere
+    return torch.zeros(heads * n * d + first)[first:].reshape(heads, n, d).requires_grad_()
+
+def kernels(call):
+    return sorted({str(compiled.specialise(x, "sm_90")) for x in scan._recorded(call, "sm_90")})
+
+def long(heads, n, m, iters, first, mask):
+    q, k, v = tokens(heads, n, 64, first), tokens(heads, m, 64, first), tokens(heads, m, 64, 0)
+    return kernels(lambda: bistoch.elastic_attention(
+        q, k, v, iters=iters, mask=mask, backend="triton"))
+
+def sequence(heads, n, block, mask):
+    q = tokens(heads, n, 64, 0)
+    return kernels(lambda: bistoch.causal_elastic_attention(
+        q, q, q, block=block, mask=mask, backend="triton"))
+
+def prices(n, m):
+    scores = torch.zeros(3, n, m, requires_grad=True)
+    return kernels(lambda: bistoch.match(
+        scores, row_price=0.1, column_price=0.1, iters=2, backend="triton").plan)
+
+def bias(n, m):
+    return torch.zeros(n, m, requires_grad=True)
+
+print(json.dumps({
+    "elastic": [long(1, 1024, 1024, 2, 0, None), long(3, 1021, 997, 10, 1, None),
+                long(2, 1, 300, 1, 0, None)],
+    "elastic with a bias": [long(2, 1024, 1024, 2, 0, bias(1024, 1024)),
+                            long(3, 1021, 997, 10, 1, bias(1021, 997)),
+                            long(3, 1021, 997, 3, 0, bias(1, 997))],
+    "causal": [sequence(1, 2048, 16, None), sequence(3, 1021, 7, None)],
+    "causal with a bias": [sequence(2, 1024, 16, bias(1024, 1024)),
+                           sequence(3, 1021, 7, bias(1021, 1021))],
+    "prices": [prices(304, 208), prices(301, 197)],
+}))
+"""
+
+
+def test_sizes_make_no_other_kernels():
+    """What a launch compiles is what the table has, whatever lengths, heads, iterations, slices."""
+    for name, (first, *others) in in_a_process(SIZES).items():
+        assert first, name
+        for other in others:
+            assert other == first, name
+
+
+SCAN = """
+import json, sys
+from pathlib import Path
+from rich.console import Console
+from bistoch.lab.gpu.scan import run_scan
+print(json.dumps(list(run_scan(2, (), Path(PATH), Console(file=sys.stderr)).values())))
+"""
+
+
+@pytest.mark.slow
+def test_kernels_of_random_calls_are_compiled_once(tmp_path):
+    program = SCAN.replace("PATH", repr(str(tmp_path / "scan.json")))
+    first = in_a_process(program)
+    assert len(first) == 2
+    assert json.loads((tmp_path / "scan.json").read_text()) == first
+    assert all(row["registers"] > 0 for row in first)
+    assert in_a_process(program) == first
 
 
 def test_registers_are_bounded_only_where_the_table_says_so():
@@ -135,7 +209,7 @@ import json
 from bistoch.lab.gpu import compiled, table
 targets = tuple(compiled.DEVICES)
 found = [
-    compiled.fingerprint(launch, target)
+    compiled.specialise(launch, target).fingerprint
     for _, launches in table._by_target(targets)
     for target, launch in launches.items()
 ]
@@ -146,13 +220,8 @@ print(json.dumps(found))
 @pytest.mark.slow
 def test_the_record_is_of_these_kernels():
     """What was compiled, with what tiles, is what would be launched; nothing is compiled here."""
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", FINGERPRINTS], check=True, capture_output=True, text=True,
-        env=environment, timeout=280,
-    )  # fmt: skip
     known = {row["key"] for row in json.loads(RECORD.read_text())}
-    assert known == set(json.loads(done.stdout)), "run bistoch bench --compile-table again"
+    assert known == set(in_a_process(FINGERPRINTS)), "run bistoch bench --compile-table again"
 
 
 @pytest.mark.slow

@@ -67,6 +67,10 @@ TABLE = {
     ("tokens", False): (free(32, 16, 4, 1), free(32, 16, 8, 1), free(16, 16, 4, 1)),
     ("bias", False): (free(32, 16, 4, 1), free(32, 16, 8, 1), free(16, 16, 4, 1)),
 }
+# where a bias needs other tiles
+BIAS_TABLE = {
+    ("output", True): (Blocks(64, 64, 4, 1), Blocks(64, 32, 8, 2), free(32, 32, 8, 2)),
+}
 
 
 # what is worth trying on a device, for half precision tokens of 64 features: a pass that owns twice
@@ -85,7 +89,9 @@ def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
     """
     half = arguments["query"].dtype.itemsize == 2
     widest = max(arguments["WIDTH"], width(arguments.get("VALUES", 0)))
-    found = TABLE[kernel, half][0 if widest <= 64 else 1 if widest <= 128 else 2]
+    has_bias = arguments["MASK"] and arguments["mask"].dtype.is_floating_point
+    row = (BIAS_TABLE if has_bias else TABLE).get((kernel, half), TABLE[kernel, half])
+    found = row[0 if widest <= 64 else 1 if widest <= 128 else 2]
     padded = arguments["query_real"] is not None or arguments["key_real"] is not None
     if padded or (arguments["FEATURES"] and arguments["MASK"]) or kernel == "bias":
         # left to itself, the compiler would spill some, where other programs fit beside it
@@ -179,8 +185,9 @@ def heads_of(problem: Problem, features: int) -> Heads:
     n, m = (max(power_of_two(length), 16 if multiplies else 2) for length in (n, m))
     group = 1 if multiplies else max(1, GROUPED // (n * m))
     padded = _is_padded(problem)
-    # where matrices share a program, vectors of each of them take registers too
-    warps = max(group * n * m // (512 if multiplies else 256), 2 if multiplies else 1)
+    # where matrices share a program, or are padded, vectors beside them take registers too
+    entries = 256 if not multiplies and (group > 1 or padded) else 512
+    warps = max(group * n * m // entries, 2 if multiplies else 1)
     return Heads(group, n, m, warps, ALL_REGISTERS if multiplies or padded else 0)
 
 
