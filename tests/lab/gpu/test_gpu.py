@@ -340,11 +340,43 @@ def test_tuning_times_the_space_once(tmp_path):
     found = run_tuning(*arguments, clock=clock)
     assert len(asked) == sum(len(candidates) for candidates in space.values())
     assert found == {name: max(x, key=lambda s: s[0] * s[1]) for name, x in space.items()}
-    assert f"export BISTOCH_TRITON_BLOCKS={write_blocks(found)}" in said.getvalue()
+    # those of the table for steps and output are as large
+    others = {name: x for name, x in found.items() if name not in ("steps", "output")}
+    assert f"export BISTOCH_TRITON_BLOCKS={write_blocks(others)}" in said.getvalue()
     assert run_tuning(*arguments, clock=clock) == found
     assert len(asked) == sum(len(candidates) for candidates in space.values())
+    # a file of an earlier version, with fewer families and a choice that is none any more
+    path = tmp_path / "blocks.json"
+    ((key, known),) = json.loads(path.read_text()).items()
+    del known["causal_keys"]
+    known["output"] = [1024, 16, 8, 1]
+    path.write_text(json.dumps({key: known, "another GPU": {"steps": [64, 64, 4, 2]}}))
+    asked.clear()
+    assert run_tuning(*arguments, clock=clock) == found
+    assert len(asked) == len(space["causal_keys"]) + len(space["output"])
+    assert json.loads(path.read_text())["another GPU"] == {"steps": [64, 64, 4, 2]}
     with pytest.raises(ValueError, match="up to 64 features, but --dim is 128"):
         run_tuning(*arguments[:3], 128, clock=clock)
+
+
+def test_tuning_names_no_blocks_that_are_those_of_the_tables(tmp_path):
+    """They would take the place of tiles that the tables have for some masks."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    from bistoch.functional.kernels.tuning import chosen_blocks
+    from bistoch.lab.gpu.tune import run_tuning
+
+    def clock(call):
+        return 1.0 if chosen_blocks("output") != (128, 32, 8, 1) else quick
+
+    for quick, words in ((0.5, "BISTOCH_TRITON_BLOCKS=output=128x32x8x1\n"), (2.0, "without BIST")):
+        said, out = StringIO(), tmp_path / str(quick)
+        out.mkdir()
+        console = Console(file=said, soft_wrap=True)
+        run_tuning(out, console, torch.device("cpu"), 64, clock=clock)
+        assert words in said.getvalue()
 
 
 def test_tuning_begins_with_the_blocks_of_the_tables():

@@ -26,6 +26,9 @@ LENGTH, HEADS, ITERS = 2048, 16, 5
 # features of the heads that the space is for
 WIDEST = 64
 
+# blocks of every family of kernels that are worth trying
+ALL_SPACE = {**SPACE, **CAUSAL_SPACE}
+
 Clock = Callable[[Callable[[], Any]], float]
 
 
@@ -54,36 +57,46 @@ def run_tuning(
     name = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
     path, key = out / "blocks.json", f"{name}, d = {dim}, bistoch {bistoch.__version__}"
     known = json.loads(path.read_text()) if path.exists() else {}
-    if key not in known:
-        known[key] = tune(device, dim, clock or _triton_clock, console)
-        write_whole(path, json.dumps(known, indent=1).encode())
-    found = {family: tuple(sizes) for family, sizes in known[key].items()}
-    console.print(f"fastest blocks on {key}: export {VARIABLE}={write_blocks(found)}")
+    # what an earlier version searched among other blocks is searched again
+    found = {
+        family: tuple(sizes) for family, sizes in known.get(key, {}).items()
+        if tuple(sizes) in ALL_SPACE.get(family, ())
+    }  # fmt: skip
+    for family in ALL_SPACE:
+        if family not in found:
+            found[family] = fastest(family, found, device, dim, clock or _triton_clock, console)
+            # an interrupted run forgets no more than one family
+            write_whole(path, json.dumps(known | {key: found}, indent=1).encode())
+    # the first of a space is that of the table, which has others for some masks
+    better = {family: sizes for family, sizes in found.items() if sizes != ALL_SPACE[family][0]}
+    if not better:
+        console.print(f"fastest blocks on {key}: those that kernels have without {VARIABLE}")
+        return found
+    console.print(f"fastest blocks on {key}: export {VARIABLE}={write_blocks(better)}")
     console.print(
         f"this is for half precision and up to {WIDEST} features of a head; unset it for others"
     )
     return found
 
 
-def tune(device: torch.device, dim: int, clock: Clock, console: Console) -> dict[str, Sizes]:
-    """Time all blocks of the space, one family of kernels after the other."""
+def fastest(
+    family: str, others: Mapping[str, Sizes], device: torch.device, dim: int, clock: Clock,
+    console: Console,
+) -> Sizes:  # fmt: skip
+    """The fastest blocks of a family of kernels, beside those found for other families."""
     tokens = torch.randn(1, HEADS, LENGTH, dim, device=device).bfloat16()
-    best: dict[str, Sizes] = {}
-    for family, candidates in {**SPACE, **CAUSAL_SPACE}.items():
-        attention = (
-            bistoch.causal_elastic_attention if family in CAUSAL_SPACE
-            else partial(bistoch.elastic_attention, iters=ITERS)
-        )  # fmt: skip
-        train = family not in FORWARD
-        times: dict[Sizes, float] = {}
-        for sizes in candidates:
-            chosen: Mapping[str, Sizes] = {**best, family: sizes}
-            with use_blocks(chosen):
-                times[sizes] = clock(partial(_attend, attention, tokens, train))
-        best[family] = min(times, key=lambda sizes: times[sizes])
-        said = ", ".join(f"{'x'.join(map(str, k))} {1e3 * x:.3f} ms" for k, x in times.items())
-        console.print(f"{family}: {said}", style="dim")
-    return best
+    attention = (
+        bistoch.causal_elastic_attention if family in CAUSAL_SPACE
+        else partial(bistoch.elastic_attention, iters=ITERS)
+    )  # fmt: skip
+    train = family not in FORWARD
+    times: dict[Sizes, float] = {}
+    for sizes in ALL_SPACE[family]:
+        with use_blocks({**others, family: sizes}):
+            times[sizes] = clock(partial(_attend, attention, tokens, train))
+    said = ", ".join(f"{'x'.join(map(str, k))} {1e3 * x:.3f} ms" for k, x in times.items())
+    console.print(f"{family}: {said}", style="dim")
+    return min(times, key=lambda sizes: times[sizes])
 
 
 def _attend(attention: Callable[..., Tensor], tokens: Tensor, train: bool) -> None:
