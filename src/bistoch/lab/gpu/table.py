@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,10 @@ from bistoch.lab.gpu.compiled import (
 from bistoch.lab.progress import progress
 
 MODULE = "bistoch.functional.elastic.triton.backend"
-# keys and widths of the fused form without a mask, and sizes of a short head, by precision
-FUSED = {True: ((512, 64), (256, 128), (128, 256)), False: ((128, 64),)}
-SHORT = {True: (32, 64), False: (32,)}
+# tokens of the smallest tile that a head is filled up to; larger ones are powers of two
+SMALLEST = 16
+# sizes of given scores: many small matrices, those whose columns fit a tile, and a large one
+SCORES = (2, 4, 8, 16, 32, 64, 128, 256, 1024)
 
 # kernels after which those that are compiled are written down
 SAVE_EVERY = 20
@@ -138,19 +140,15 @@ def configurations() -> Iterator[tuple[Configuration, Launch]]:
         for name, dtype in DTYPES.items():
             if mask not in TOKENS[name]:
                 continue
-            half = dtype.itemsize == 2
             for d in WIDTHS:
                 yield from _of(f"{name}, d = {d}", mask, long_launches(dtype, d, mask))
-            for keys, d in FUSED[half]:
-                # beside a mask or padding there is room for half as many
-                m = keys if mask == "no mask" else keys // 2
-                yield from _of(
-                    f"{name}, {m} keys, d = {d}", mask, fused_launches(dtype, m, d, mask)
-                )
-            for n in SHORT[half]:
-                yield from _of(f"{name}, {n} x {n}, d = 64", mask, short_launches(dtype, n, mask))
-        # many small matrices, one whose columns fit a tile, and a large one
-        for n in (4, 32, 64, 128, 1024):
+            for d in WIDTHS:
+                for m, launches in _while_any(partial(fused_launches, dtype, d=d, mask=mask)):
+                    yield from _of(f"{name}, {m} keys, d = {d}", mask, launches)
+            for d in WIDTHS:
+                for n, launches in _while_any(partial(short_launches, dtype, d=d, mask=mask)):
+                    yield from _of(f"{name}, {n} x {n}, d = {d}", mask, launches)
+        for n in SCORES:
             yield from _of(f"scores {n} x {n}", mask, plan_launches(n, mask))
         for family, candidates in SPACE.items():
             # the first is that of the table
@@ -161,6 +159,16 @@ def configurations() -> Iterator[tuple[Configuration, Launch]]:
                 yield from _of(title, mask, _family(family, launches))
     yield from _of("bf16, d = 64, tolerance", "no mask", tolerance_launches())
     yield from _of("scores with prices", "no mask", price_launches())
+
+
+def _while_any(
+    launches: Callable[[int], list[Launch]],
+) -> Iterator[tuple[int, list[Launch]]]:
+    """The launches of a form for tiles of all sizes that it takes."""
+    size = SMALLEST
+    while found := launches(size):
+        yield size, found
+        size *= 2
 
 
 # whose blocks the families of kernels are
@@ -190,7 +198,7 @@ def long_launches(dtype: torch.dtype, d: int, mask: str = "bias") -> list[Launch
 
 
 def fused_launches(dtype: torch.dtype, m: int, d: int, mask: str = "no mask") -> list[Launch]:
-    """The launches that only heads have whose keys fit one tile."""
+    """The launches that only heads have whose keys fit one tile; none if these do not."""
     query = torch.zeros(1, 1024, d, dtype=dtype, requires_grad=True)
     key = torch.zeros(1, m, d, dtype=dtype, requires_grad=True)
     launches = _launches(
@@ -199,9 +207,7 @@ def fused_launches(dtype: torch.dtype, m: int, d: int, mask: str = "no mask") ->
         )
     )
     names = ("strip_kernel", "strip_grad_kernel", "join_kernel", "join_grad_kernel")
-    some = [x for x in launches if x.kernel.__name__ in names]
-    # those of the first iteration, which join nothing, are a part of the others
-    return [x for x in some if x.arguments.get("JOIN", True)]
+    return [x for x in launches if x.kernel.__name__ in names]
 
 
 def tolerance_launches() -> list[Launch]:
@@ -215,14 +221,15 @@ def tolerance_launches() -> list[Launch]:
     return [x for x in launches if x.kernel.__name__ in names]
 
 
-def short_launches(dtype: torch.dtype, n: int, mask: str = "no mask") -> list[Launch]:
-    """The two launches of a short head."""
-    tokens = torch.zeros(1, n, 64, dtype=dtype, requires_grad=True)
-    return _launches(
+def short_launches(dtype: torch.dtype, n: int, d: int, mask: str = "no mask") -> list[Launch]:
+    """The launches of a head that fits one program; none if it does not."""
+    tokens = torch.zeros(1, n, d, dtype=dtype, requires_grad=True)
+    launches = _launches(
         lambda: bistoch.elastic_attention(
             tokens, tokens, tokens, iters=2, backend="triton", **masks_of(mask, n, n)
         )
     )
+    return launches if any(x.kernel.__name__ == "heads_kernel" for x in launches) else []
 
 
 def plan_launches(n: int, mask: str = "no mask") -> list[Launch]:
