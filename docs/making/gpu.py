@@ -1,6 +1,7 @@
 """Tables of the page on GPUs: what compilers said, and what the cost model expects."""
 
 import json
+import re
 from collections import defaultdict
 from typing import Any
 
@@ -61,13 +62,15 @@ def _is_of(row: dict[str, Any], tokens: str, mask: str) -> bool:
 
 
 def _put_compiled(table: str, kernels: list[dict[str, Any]], names: dict[str, str]) -> None:
-    """A table with a row for each kernel and width, the most of all masks and half precisions."""
+    """A table with a row for each kernel and width, the most of all masks, tiles and half types."""
     found: dict[tuple[str, str], dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
     for row in kernels:
         name, *switches = row["kernel"].split()
         label = names.get(name, name.removesuffix("_kernel").replace("_", " "))
         label = label.replace("short", "plans") if "PLAN" in switches else label
         tokens = row["tokens"].replace("bf16", "half").replace("fp16", "half")
+        # tiles of all sizes that heads of a width are filled up to
+        tokens = re.sub(r", \d+ (keys|x \d+), d =", ", d =", tokens)
         found[label, tokens][row["target"]].append(row)
     rows = [
         [kernel, tokens, *(_cell(targets[target]) for target in DEVICES)]

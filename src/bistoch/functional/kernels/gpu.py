@@ -126,6 +126,21 @@ def dense(tokens: torch.Tensor) -> torch.Tensor:
     return found if found.data_ptr() % 16 == 0 else found.clone()
 
 
+def no_finer(tensor: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Values, or what arrives at a result, as `dense`, with no more bits than tokens have.
+
+    They come from tensors of the dtype of the tokens, but a compiler may leave out the rounding on
+    the way. Products of few bits would lose what is left of it, and other sums would not.
+
+    >>> tokens, values = torch.ones(2, dtype=torch.float16), torch.tensor([1.0, 1.0001])
+    >>> no_finer(values, tokens), no_finer(values, values) is values
+    (tensor([1., 1.]), True)
+    """
+    if tokens.dtype.itemsize < tensor.dtype.itemsize:
+        tensor = tensor.to(tokens.dtype).to(tensor.dtype)
+    return dense(tensor)
+
+
 def products(dtype: torch.dtype, amd: str = "") -> str:
     """How `tl.dot` multiplies the numbers of a dtype, so that their precision is kept.
 

@@ -58,7 +58,7 @@ def step(
     launch(
         step_keys_kernel, size * (-(-m // blocks.y) + blocks.count(rows)), **common,
         **blocks.arguments(), **partial, bias=bias, received=received, wanted=wanted,
-        output=output, output_each=output.stride(0), new_bias=new_bias,
+        found_rows=output, output_each=output.stride(0), new_bias=new_bias,
         new_received=new_received, new_wanted=new_wanted, splits=splits,
         SPLITS=max(2, power_of_two(splits)), LEAST=least(work.dtype),
     )  # fmt: skip

@@ -18,7 +18,7 @@ from bistoch.functional.causal.triton.replay import replay_kernel
 from bistoch.functional.causal.triton.tokens import key_grad_kernel, query_grad_kernel
 from bistoch.functional.causal.triton.vectors import vectors_kernel
 from bistoch.functional.elastic.triton.dots import row_dots
-from bistoch.functional.kernels.gpu import chunk, dense, launch, width
+from bistoch.functional.kernels.gpu import chunk, dense, launch, no_finer, width
 
 
 def backward(
@@ -76,7 +76,8 @@ class _Replay(NamedTuple):
         accounts = work.new_empty(size, layout.span + 1, 2, n) if spanned else kept.history
         sums_grad = work.new_empty(size, layout.span, n)
         common = pairs_of(inputs, prior, block).arguments() | {
-            "value": dense(inputs.value), "output_grad": dense(output_grad),
+            "value": dense(inputs.value),
+            "output_grad": no_finer(output_grad, inputs.query),
             "VALUES": features, "VALUE_WIDTH": width(features),
             "VALUE_CHUNK": chunk(features, work.dtype), "levels": kept.levels,
             "levels_each": layout.blocks, "shift": kept.shift, "factor": kept.factor,

@@ -28,7 +28,7 @@ class Pairs(NamedTuple):
 def pairs_of(inputs: Inputs, prior: float, block: int) -> Pairs:
     """What all kernels need to know of tokens, masks and options."""
     query, key, mask, index = dense(inputs.query), dense(inputs.key), inputs.mask, inputs.mask_index
-    features, work = query.shape[2], inputs.sharpness
+    (_, n, features), work = query.shape, inputs.sharpness
     strides: tuple[int, ...] = (0, 0, 0)
     kind = NONE
     if mask is not None:
@@ -42,7 +42,8 @@ def pairs_of(inputs: Inputs, prior: float, block: int) -> Pairs:
         "lengths": None if inputs.length is None else inputs.length.contiguous(),
     }  # fmt: skip
     sizes = {
-        "n": query.shape[1], "block": block, "mask_each": strides[0], "mask_row": strides[1],
+        # a longer block is one of all rows, and its end may be more than 32 bits count
+        "n": n, "block": min(block, max(n, 1)), "mask_each": strides[0], "mask_row": strides[1],
         "mask_column": strides[2],
     }  # fmt: skip
     kinds = {

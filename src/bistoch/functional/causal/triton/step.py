@@ -50,6 +50,7 @@ def step_rows_kernel(
     peak, total = tl.full([BLOCK_X], LOWEST, sharp.dtype), tl.zeros([BLOCK_X], sharp.dtype)
     seen = tl.zeros([BLOCK_X], sharp.dtype)
     result = tl.zeros([BLOCK_X, VALUE_WIDTH], sharp.dtype)
+    given = tl.zeros([BLOCK_X], sharp.dtype)
     stop = earlier + last
     for left in range(split * part, tl.minimum((split + 1) * part, stop), BLOCK_Y):
         key_at = left + tl.arange(0, BLOCK_Y)
@@ -65,8 +66,10 @@ def step_rows_kernel(
         peak = higher
         if VALUES > 0:
             values = load_tokens(value, key_at, stop, VALUES, VALUE_WIDTH)
+            weights = rounded(weights, PRECISION)
+            given = given * shrink + tl.sum(weights, 1)
             result = tl.dot(
-                rounded(weights, PRECISION), values.to(sharp.dtype), result * shrink[:, None],
+                weights, values.to(sharp.dtype), result * shrink[:, None],
                 input_precision=PRECISION, out_dtype=sharp.dtype,
             )  # fmt: skip
     own = (wide * splits + split) * rows + place
@@ -76,6 +79,8 @@ def step_rows_kernel(
     if VALUES > 0:
         features = tl.arange(0, VALUE_WIDTH)
         some = inside[:, None] & (features < VALUES)[None, :]
+        # a mean of values also if weights were rounded, times the total that the next launch takes
+        result *= (total / tl.where(given > 0, given, 1.0))[:, None]
         tl.store(results + own[:, None] * VALUES + features[None, :], result, mask=some)
 
 
@@ -94,7 +99,7 @@ def put_together(peaks, totals, counts, place, inside, rows, splits, SPLITS: tl.
 @kernel
 def step_keys_kernel(
     query, key, mask, mask_index, real, sharpness, bias, received, wanted, peaks, totals, counts,
-    results, output, new_bias, new_received, new_wanted,
+    results, found_rows, new_bias, new_received, new_wanted,
     n, m, first, last, splits, output_each, mask_each, mask_row, mask_column,
     FEATURES: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, VALUES: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, MASK: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
@@ -120,7 +125,7 @@ def step_keys_kernel(
             found += weight[:, None] * tl.load(part, mask=some, other=0.0)
         alive = total > 0
         found *= tl.where(alive, 1.0 / tl.where(alive, total, 1.0), 0.0)[:, None]
-        own = output + wide * output_each + place[:, None] * VALUES + features[None, :]
+        own = found_rows + wide * output_each + place[:, None] * VALUES + features[None, :]
         tl.store(own, found, mask=some)
         return
     earlier = m - n

@@ -23,7 +23,7 @@ from bistoch.functional.elastic.triton.vectors import (
     column_grad_kernel,
     row_grad_kernel,
 )
-from bistoch.functional.kernels.gpu import chunk, dense, launch, products_of, width
+from bistoch.functional.kernels.gpu import chunk, launch, no_finer, products_of, width
 from bistoch.functional.problem import GivenScores, Problem, Solution
 
 # the largest logarithm of a factor of the rank-2T form; a plan that underflows then hides no more
@@ -74,12 +74,13 @@ class _Replay(NamedTuple):
         upstream: Upstream,
     ) -> "_Replay":
         features = value.shape[2]
+        common = pairs_of(problem.scores).arguments()
+        tokens = common["query"]
         values = {
-            "value": dense(value), "output_grad": dense(upstream.output),
+            "value": no_finer(value, tokens), "output_grad": no_finer(upstream.output, tokens),
             "VALUES": features, "VALUE_WIDTH": width(features),
             "VALUE_CHUNK": chunk(features, value.dtype),
         }  # fmt: skip
-        common = pairs_of(problem.scores).arguments()
         delta = row_dots(solution.output, common | values)
         if upstream.row is not None:
             delta = (delta + upstream.row).contiguous()

@@ -30,7 +30,7 @@ def row_dots_kernel(
 ):  # fmt: skip
     """The diagonal of `dO O^T` of a tile of the rows of all heads."""
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    at, left = tl.arange(0, BLOCK), (rows - first).to(tl.int32)
+    at, left = tl.arange(0, BLOCK), tl.minimum(rows - first, BLOCK).to(tl.int32)
     kind: tl.constexpr = dots.dtype.element_ty
     output_grad, output = output_grad + first * VALUES, output + first * VALUES
     arriving = own_tokens(output_grad, at, left, VALUES, VALUE_WIDTH, VALUE_CHUNK)

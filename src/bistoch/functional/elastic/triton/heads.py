@@ -184,17 +184,19 @@ def heads_kernel(
         rest = tl.where(alive, (row + peak) + log_total, 0.0)
         tl.store(row_at + 2 * T * n, row, mask=in_rows)
         tl.store(row_at + (2 * T + 1) * n, rest, mask=in_rows)
-    plan = tl.exp(logs - peak[:, :, None]) / total[:, :, None]
+    shares = tl.exp(logs - peak[:, :, None])
     if PLAN:
+        plan = shares / total[:, :, None]
         at = wide[:, None, None] * n * m + rows[None, :, None] * m + columns[None, None, :]
         tl.store(output + at, plan, mask=in_rows[:, :, None] & in_columns[:, None, :])
     elif VALUES > 0:
         head = tl.program_id(0).to(tl.int64)
         values = load_tokens(value + head * m * VALUES, columns, m, VALUES, VALUE_WIDTH)
-        result = tl.dot(
-            rounded(tl.reshape(plan, [N, M]), PRECISION), values, input_precision=PRECISION,
-            out_dtype=WORK,
-        )  # fmt: skip
+        given = rounded(tl.reshape(shares, [N, M]), PRECISION)
+        result = tl.dot(given, values, input_precision=PRECISION, out_dtype=WORK)
+        # a mean of values also if weights were rounded
+        sums = tl.sum(given, 1)
+        result = result / tl.where(sums > 0, sums, 1.0)[:, None]
         features = tl.arange(0, VALUE_WIDTH)
         at = output + head * n * VALUES + rows[:, None] * VALUES + features[None, :]
         tl.store(at, result, mask=(rows < n)[:, None] & (features < VALUES)[None, :])

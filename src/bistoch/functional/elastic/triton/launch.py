@@ -24,6 +24,7 @@ from bistoch.functional.kernels.gpu import (
     dense,
     is_interpreted,
     launch,
+    no_finer,
     products_of,
     width,
 )
@@ -108,8 +109,9 @@ def forward(problem: Problem, value: Tensor, solution: Solution, history: Histor
         column.copy_(watch.column)
     row, rest = room.row(balance.iters)
     wide = blocks_of("output", common | {"VALUES": value.shape[2]})
+    values = no_finer(value, common["query"])
     launch(
-        output_kernel, size * wide.count(n), **common, **wide.arguments(), value=dense(value),
+        output_kernel, size * wide.count(n), **common, **wide.arguments(), value=values,
         column=column, log_row_mass=run.weights, output=solution.output, row=solution.row,
         weighed=row, rest=rest, row_each=row.stride(0), column_each=column.stride(0),
         VALUES=value.shape[2], VALUE_WIDTH=width(value.shape[2]),

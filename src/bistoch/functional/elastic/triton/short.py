@@ -9,7 +9,7 @@ from bistoch.functional.elastic.operator import Gradients, History, Upstream
 from bistoch.functional.elastic.triton.blocks import Heads, heads_of
 from bistoch.functional.elastic.triton.heads import heads_grad_kernel, heads_kernel
 from bistoch.functional.elastic.triton.launch import pairs_of
-from bistoch.functional.kernels.gpu import chunk, dense, launch, width
+from bistoch.functional.kernels.gpu import chunk, launch, no_finer, width
 from bistoch.functional.problem import Problem, Solution
 
 
@@ -26,10 +26,10 @@ def forward(
     launch(
         heads_kernel, heads.programs(size), **common, **heads.arguments(), **_balance(problem),
         # what stands for the values of a plan is never read
-        value=value if plan else dense(value), start=_dense(balance.start), tol=tol,
-        output=solution.output, row_out=solution.row, column_out=solution.column,
-        error_out=solution.error, iterations_out=solution.iterations, **_kept(kept),
-        omega=_dense(balance.omega), log_row_mass=_dense(balance.log_row_mass), B=size,
+        value=value if plan else no_finer(value, common["query"]), tol=tol,
+        start=_dense(balance.start), output=solution.output, row_out=solution.row,
+        column_out=solution.column, error_out=solution.error,
+        iterations_out=solution.iterations, **_kept(kept), omega=_dense(balance.omega), log_row_mass=_dense(balance.log_row_mass), B=size,
         T=balance.iters, rounding=torch.finfo(like.dtype).eps, WATCH=balance.tol is not None,
         CHOOSE=balance.tol is not None and balance.omega is None, PLAN=plan,
         KEEP=history is not None, VALUES=features, VALUE_WIDTH=width(features),
@@ -48,11 +48,12 @@ def backward(
     """Write the gradients of a solved problem, where zeros are."""
     (scores, balance), size = problem, len(value)
     features = 0 if plan else value.shape[2]
-    heads = heads_of(problem, features)
+    heads, common = heads_of(problem, features), pairs_of(scores).arguments()
+    tokens = common["query"]
     launch(
-        heads_grad_kernel, heads.programs(size), **pairs_of(scores).arguments(),
-        **heads.arguments(), **_balance(problem), value=dense(value),
-        output_grad=dense(upstream.output), column_out=solution.column,
+        heads_grad_kernel, heads.programs(size), **common, **heads.arguments(),
+        **_balance(problem), value=value if plan else no_finer(value, tokens),
+        output_grad=no_finer(upstream.output, tokens), column_out=solution.column,
         iterations=solution.iterations, row_above=_dense(upstream.row),
         column_above=_dense(upstream.column), **_kept(history), query_grad=grads.query,
         key_grad=grads.key, value_grad=grads.value,

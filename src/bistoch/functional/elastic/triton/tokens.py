@@ -106,9 +106,12 @@ def score_grad_tile(
         FEATURES, WIDTH, CHUNK, MASK, DOT, PRECISION,
     )  # fmt: skip
     in_row, in_column = row_at < n, column_at < m
-    logs = scores + along(tl.load(columns + T * m + column_at, mask=in_column, other=0.0), not ROWS)
-    logs += along(tl.load(row + 2 * T * n + row_at, mask=in_row, other=0.0), ROWS)
-    logs -= along(tl.load(rest + 2 * T * n + row_at, mask=in_row, other=0.0), ROWS)
+    # vectors of all iterations, and their factors, may be more than 32 bits count
+    rows, keys = n.to(tl.int64), m.to(tl.int64)
+    last = tl.load(columns + T * keys + column_at, mask=in_column, other=0.0)
+    logs = scores + along(last, not ROWS)
+    logs += along(tl.load(row + 2 * T * rows + row_at, mask=in_row, other=0.0), ROWS)
+    logs -= along(tl.load(rest + 2 * T * rows + row_at, mask=in_row, other=0.0), ROWS)
     plan = tl.exp(logs)
     grad = tl.zeros(plan.shape, sharpness.dtype)
     if VALUES > 0:
@@ -123,11 +126,11 @@ def score_grad_tile(
         for first in range(0, 2 * T, RANK):
             some = first + ranks < 2 * T
             left = tl.load(
-                x_factor + x_at[:, None] * (2 * T) + first + ranks[None, :],
+                x_factor + x_at[:, None].to(tl.int64) * (2 * T) + first + ranks[None, :],
                 mask=(x_at < X)[:, None] & some[None, :], other=0.0,
             )  # fmt: skip
             right = tl.load(
-                y_factor + y_at[:, None] * (2 * T) + first + ranks[None, :],
+                y_factor + y_at[:, None].to(tl.int64) * (2 * T) + first + ranks[None, :],
                 mask=(y_at < Y)[:, None] & some[None, :], other=0.0,
             )  # fmt: skip
             product = tl.dot(
@@ -137,20 +140,22 @@ def score_grad_tile(
         return plan * (grad - product)
     grad = plan * grad
     for t in range(ran):
-        potential = tl.load(row + 2 * t * n + row_at, mask=in_row, other=0.0)
-        peak = tl.load(peaks + t * m + column_at, mask=in_column, other=0.0)
-        own = tl.load(columns + t * m + column_at, mask=in_column, other=0.0)
+        potential = tl.load(row + 2 * t * rows + row_at, mask=in_row, other=0.0)
+        peak = tl.load(peaks + t * keys + column_at, mask=in_column, other=0.0)
+        own = tl.load(columns + t * keys + column_at, mask=in_column, other=0.0)
         shift = column_shift(peak, own)
         logs = (scores + along(shift, not ROWS)) + along(potential, ROWS)
         logs -= along(peak + shift, not ROWS)
-        logs -= along(tl.load(log_totals + t * m + column_at, mask=in_column, other=0.0), not ROWS)
-        step = tl.load(step_grad + t * m + column_at, mask=in_column, other=0.0)
+        logs -= along(
+            tl.load(log_totals + t * keys + column_at, mask=in_column, other=0.0), not ROWS
+        )
+        step = tl.load(step_grad + t * keys + column_at, mask=in_column, other=0.0)
         grad -= tl.exp(logs) * along(step, not ROWS)
         # as softmax_row(S + g): first the column, then the row potential, which cancels most of it
         logs = scores + along(own, not ROWS)
         logs += along(potential, ROWS)
-        logs -= along(tl.load(rest + 2 * t * n + row_at, mask=in_row, other=0.0), ROWS)
-        slope = tl.load(row_grad + t * n + row_at, mask=in_row, other=0.0)
+        logs -= along(tl.load(rest + 2 * t * rows + row_at, mask=in_row, other=0.0), ROWS)
+        slope = tl.load(row_grad + t * rows + row_at, mask=in_row, other=0.0)
         grad -= tl.exp(logs) * along(slope, ROWS)
     return grad
 

@@ -97,11 +97,13 @@ def slack_grad_kernel(
     columns, column_grads = columns + wide * (T + 1) * m, column_grads + wide * T * m
     result = tl.zeros([BLOCK_X, BLOCK_Y], tile_scores.dtype)
     before = tl.load(columns + column_at, mask=in_column, other=0.0)
+    # vectors of all iterations may be more than 32 bits count
+    X, Y = n.to(tl.int64), m.to(tl.int64)
     for t in range(T):
-        row = tl.load(rows + t * n + row_at, mask=in_row, other=0.0)
-        after = tl.load(columns + (t + 1) * m + column_at, mask=in_column, other=0.0)
-        row_grad = tl.load(row_grads + t * n + row_at, mask=in_row, other=0.0)
-        column_grad = tl.load(column_grads + t * m + column_at, mask=in_column, other=0.0)
+        row = tl.load(rows + t * X + row_at, mask=in_row, other=0.0)
+        after = tl.load(columns + (t + 1) * Y + column_at, mask=in_column, other=0.0)
+        row_grad = tl.load(row_grads + t * X + row_at, mask=in_row, other=0.0)
+        column_grad = tl.load(column_grads + t * Y + column_at, mask=in_column, other=0.0)
         logs = tile_scores + row[:, None]
         result -= tl.exp(logs + after[None, :]) * column_grad[None, :]
         result -= tl.exp(logs + before[None, :]) * row_grad[:, None]
