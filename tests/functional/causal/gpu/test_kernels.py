@@ -138,6 +138,26 @@ def test_as_good_as_the_reference_with_units_that_drop_bits(dtype):
     assert_as_the_reference(far_values, 2, dtype, block=8)
 
 
+@pytest.mark.parametrize("block", [10**9, 2**31 - 1, 2**63 - 1])
+def test_a_block_longer_than_the_sequence(block):
+    """Its end may be more than 32 bits count."""
+    compare(*tokens(20), block=block)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_results_are_means_of_values():
+    """In float32, before they are rounded to half precision, whatever weights are rounded to."""
+    query, key, _ = (x.half() for x in tokens(29, d=16, e=16))
+    with record_launches() as launches:
+        value = torch.full_like(key, 3)
+        bistoch.causal_elastic_attention(query, key, value, block=8, backend="triton")
+        bistoch.causal_elastic_step(query, key, value, block=8, backend="triton")
+    found = [x.arguments.get("output", x.arguments.get("found_rows")) for x in launches]
+    found = [x for x in found if x is not None]
+    assert len(found) == 1 + 4
+    assert all((x - 3).abs().max() < 4e-6 for x in found)
+
+
 @pytest.mark.usefixtures("small_tiles", "ordered_products")
 @pytest.mark.parametrize("draws", [1, pytest.param(8, marks=slow)])
 def test_extreme_scores_in_float32(draws):

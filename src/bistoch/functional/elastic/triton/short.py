@@ -27,12 +27,13 @@ def forward(
         heads_kernel, heads.programs(size), **common, **heads.arguments(), **_balance(problem),
         # what stands for the values of a plan is never read
         value=value if plan else no_finer(value, common["query"]), tol=tol,
-        start=_dense(balance.start), output=solution.output, row_out=solution.row,
-        column_out=solution.column, error_out=solution.error,
-        iterations_out=solution.iterations, **_kept(kept), omega=_dense(balance.omega), log_row_mass=_dense(balance.log_row_mass), B=size,
-        T=balance.iters, rounding=torch.finfo(like.dtype).eps, WATCH=balance.tol is not None,
-        CHOOSE=balance.tol is not None and balance.omega is None, PLAN=plan,
-        KEEP=history is not None, VALUES=features, VALUE_WIDTH=width(features),
+        start=_dense(balance.start), omega=_dense(balance.omega),
+        log_row_mass=_dense(balance.log_row_mass), output=solution.output, row_out=solution.row,
+        column_out=solution.column, error_out=solution.error, iterations_out=solution.iterations,
+        **_kept(kept), B=size, T=balance.iters, rounding=torch.finfo(like.dtype).eps,
+        WATCH=balance.tol is not None, PLAN=plan, KEEP=history is not None,
+        CHOOSE=balance.tol is not None and balance.omega is None, VALUES=features,
+        VALUE_WIDTH=width(features),
     )  # fmt: skip
 
 
