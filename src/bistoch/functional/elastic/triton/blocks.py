@@ -171,8 +171,7 @@ class Heads(NamedTuple):
     @staticmethod
     def fits(problem: Problem, features: int) -> bool:
         """Whether a whole head of these sizes stays on chip, with its tokens and values."""
-        heads = heads_of(problem, features)
-        widest = max(_token_width(problem), width(features) if features else 0)
+        heads, widest = heads_of(problem, features), _widest(problem, features)
         is_single = widest > 0 and not _is_half(problem)
         largest = LARGEST_SINGLE_HEAD if is_single else LARGEST_HEAD
         return heads.n * heads.m <= largest and max(heads.n, heads.m) * widest <= LARGEST_TOKENS
@@ -181,14 +180,21 @@ class Heads(NamedTuple):
 def heads_of(problem: Problem, features: int) -> Heads:
     """How many heads one program holds; one, if it multiplies their matrices."""
     _, n, m = problem.scores.shape
-    multiplies = features > 0 or _token_width(problem) > 0
+    widest = _widest(problem, features)
+    multiplies = widest > 0
     n, m = (max(power_of_two(length), 16 if multiplies else 2) for length in (n, m))
     group = 1 if multiplies else max(1, GROUPED // (n * m))
     padded = _is_padded(problem)
     # where matrices share a program, or are padded, vectors beside them take registers too
     entries = 256 if not multiplies and (group > 1 or padded) else 512
-    warps = max(group * n * m // entries, 2 if multiplies else 1)
+    # and so does the largest tile of tokens
+    warps = max(group * n * m // entries, max(n, m) * widest // 1024, 2 if multiplies else 1)
     return Heads(group, n, m, warps, ALL_REGISTERS if multiplies or padded else 0)
+
+
+def _widest(problem: Problem, features: int) -> int:
+    """Features of a tile of tokens or values, in a power of two; 0 without either."""
+    return max(_token_width(problem), width(features) if features else 0)
 
 
 def _is_half(problem: Problem) -> bool:
