@@ -8,6 +8,10 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+# with which torch before 2.10 multiplies matrices on a GPU in a repeatable way
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
 @pytest.fixture(autouse=True)
 def _repeatable_and_poisoned():
     """Same numbers in every run; uninitialised memory is full of NaN, so no read of it passes."""

@@ -379,6 +379,31 @@ def test_tuning_names_no_blocks_that_are_those_of_the_tables(tmp_path):
         assert words in said.getvalue()
 
 
+def test_tuning_leaves_out_blocks_that_a_device_refuses(tmp_path):
+    from io import StringIO
+
+    from rich.console import Console
+    from triton.runtime.errors import OutOfResources
+
+    from bistoch.functional.kernels.tuning import chosen_blocks
+    from bistoch.lab.gpu.tune import ALL_SPACE, run_tuning
+
+    def clock(call):
+        if chosen_blocks("vectors") == (128, 64, 8, 2) or chosen_blocks("causal_keys"):
+            raise OutOfResources(300000, 166912, "shared memory")
+        return 1 / chosen_blocks("steps")[0]
+
+    said = StringIO()
+    arguments = Console(file=said, soft_wrap=True), torch.device("cpu"), 64
+    found = run_tuning(tmp_path, *arguments, clock=clock)
+    assert found["steps"] == (128, 32, 8, 2)
+    assert (found["vectors"], found["causal_keys"]) == ((64, 64, 4, 2), ALL_SPACE["causal_keys"][0])
+    assert "vectors: not 128x64x8x2 on this device: out of resource" in said.getvalue()
+    (tmp_path / "blocks.json").write_text('{"half')
+    with pytest.raises(ValueError, match=r"blocks\.json must hold what --tune wrote.*remove it"):
+        run_tuning(tmp_path, *arguments, clock=clock)
+
+
 def test_tuning_begins_with_the_blocks_of_the_tables():
     """Chosen by name they are the same kernels, with the same registers."""
     from bistoch.functional.causal.triton import blocks as causal_blocks

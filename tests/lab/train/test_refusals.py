@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -20,7 +21,7 @@ from bistoch.lab.train import (
     restore_run,
     train_run,
 )
-from bistoch.lab.train.run import _refuse_another_run, evaluate_run
+from bistoch.lab.train.run import _refuse_another_run, evaluate_run, task_of
 from bistoch.lab.train.sequences import NextCharacter
 
 # in the package, the name is the command's
@@ -102,6 +103,13 @@ def test_samples_that_do_not_fit_are_named(case, tmp_path, request):
         predict(restore_run(request.getfixturevalue(folder)), [tmp_path / "mine.npy"])
     assert str(tmp_path / "mine.npy") in str(told.value)
     assert "\n" not in str(told.value)
+
+
+def test_a_run_is_evaluated_on_the_device_of_its_model(seeing):
+    """On meta a tensor of the CPU beside those of the model is refused, as it is on a GPU."""
+    run = restore_run(seeing, torch.device("meta"))
+    task = task_of(run, run.setup.data)
+    assert evaluate_run(seeing)["samples"] == task.count("test")
 
 
 def test_what_is_no_npy_is_named(seeing, tmp_path):

@@ -9,25 +9,36 @@ from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from bistoch.functional.backends import BackendUnavailableError, assume_constant_result
 
+
+def _has_triton() -> bool:
+    """Whether Triton is here, 3.4 or newer: those before, as torch 2.7 has, know no `knobs`."""
+    found = find_spec("triton")
+    folders = [] if found is None else found.submodule_search_locations or []
+    return any((Path(folder) / "knobs.py").exists() for folder in folders)
+
+
 # found, but not imported: that is left to the first call of a kernel
-HAS_TRITON = find_spec("triton") is not None
+HAS_TRITON = _has_triton()
 
 
 @cache
 def triton_module(name: str) -> Any:
     """A module of `functional` that needs Triton, imported when first used."""
     try:
+        if not HAS_TRITON:
+            raise ImportError("there is no Triton, or one before 3.4")
         return import_module(f"bistoch.functional.{name}")
     except ImportError as error:
         raise BackendUnavailableError(
-            'the backend "triton" needs Triton, which cannot be imported here; install it with '
-            "pip install 'bistoch[gpu]', or choose backend=\"streaming\""
+            'the backend "triton" needs Triton 3.4 or newer, which cannot be imported here; install'
+            " it with pip install 'bistoch[gpu]', or choose backend=\"streaming\""
         ) from error
 
 

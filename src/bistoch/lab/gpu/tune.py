@@ -54,9 +54,12 @@ def run_tuning(
             f"bench: --tune knows blocks for heads of up to {WIDEST} features, but --dim is {dim}; "
             f"name blocks in {VARIABLE} to try others"
         )
+    import triton
+
     name = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
-    path, key = out / "blocks.json", f"{name}, d = {dim}, bistoch {bistoch.__version__}"
-    known = json.loads(path.read_text()) if path.exists() else {}
+    versions = f"bistoch {bistoch.__version__}, Triton {triton.__version__}"
+    path, key = out / "blocks.json", f"{name}, d = {dim}, {versions}"
+    known = _read(path)
     # what an earlier version searched among other blocks is searched again
     found = {
         family: tuple(sizes) for family, sizes in known.get(key, {}).items()
@@ -79,11 +82,28 @@ def run_tuning(
     return found
 
 
+def _read(path: Path) -> dict[str, Any]:
+    """What earlier runs found, by GPU."""
+    if not path.exists():
+        return {}
+    try:
+        return dict(json.loads(path.read_text()))
+    except ValueError as error:
+        raise ValueError(
+            f"bench: {path} must hold what --tune wrote, but it cannot be read ({error}); remove it"
+        ) from error
+
+
 def fastest(
     family: str, others: Mapping[str, Sizes], device: torch.device, dim: int, clock: Clock,
     console: Console,
 ) -> Sizes:  # fmt: skip
-    """The fastest blocks of a family of kernels, beside those found for other families."""
+    """The fastest blocks of a family of kernels, beside those found for other families.
+
+    Blocks that a device has no room for, or that do not compile, are left out.
+    """
+    from triton import TritonError
+
     tokens = torch.randn(1, HEADS, LENGTH, dim, device=device).bfloat16()
     attention = (
         bistoch.causal_elastic_attention if family in CAUSAL_SPACE
@@ -92,8 +112,15 @@ def fastest(
     train = family not in FORWARD
     times: dict[Sizes, float] = {}
     for sizes in ALL_SPACE[family]:
-        with use_blocks({**others, family: sizes}):
-            times[sizes] = clock(partial(_attend, attention, tokens, train))
+        try:
+            with use_blocks({**others, family: sizes}):
+                times[sizes] = clock(partial(_attend, attention, tokens, train))
+        except (TritonError, torch.OutOfMemoryError) as error:
+            refused = f"{family}: not {'x'.join(map(str, sizes))} on this device: {error}"
+            console.print(refused, style="dim")
+    if not times:
+        # those of the table, as if nothing were chosen
+        return ALL_SPACE[family][0]
     said = ", ".join(f"{'x'.join(map(str, k))} {1e3 * x:.3f} ms" for k, x in times.items())
     console.print(f"{family}: {said}", style="dim")
     return min(times, key=lambda sizes: times[sizes])

@@ -277,6 +277,7 @@ def task_of(run: Restored, data: str) -> Task:
         vocabulary = Vocabulary("character", tuple(facts["tokens"]))
         task.use_vocabulary(vocabulary, as_bytes=facts.get("bytes", False))
     # the model itself says what does not fit, before all samples are read
+    device = next(run.model.parameters()).device
     with torch.no_grad():
-        run.model(*task.batch("test", torch.tensor([0])).inputs)
+        run.model(*task.batch("test", torch.tensor([0])).to(device).inputs)
     return task

@@ -3,11 +3,15 @@ import torch
 
 from bistoch.functional.causal.triton import blocks
 from bistoch.functional.elastic.triton.blocks import Blocks
+from bistoch.functional.kernels.gpu import is_interpreted
 
 
 @pytest.fixture(autouse=True)
-def _quick_interpreter():
+def _quick_interpreter(request):
     # in Triton's interpreter if there is no GPU
+    on_device = request.node.get_closest_marker("gpu") is not None
+    if torch.cuda.is_available() and not on_device and not is_interpreted():
+        pytest.skip("for Triton's interpreter: set TRITON_INTERPRET=1, and hide the GPU")
     if not torch.cuda.is_available():
         pytest.importorskip("triton")
         from interpreter import patch_once

@@ -225,3 +225,57 @@ def test_steps_on_a_device_are_one_call():
         )
         parts.append(rows)
     torch.testing.assert_close(torch.cat(parts, -2), wanted, atol=1e-4, rtol=1e-4)
+
+
+def training_step(q, k, v):
+    result = bistoch.causal_elastic_attention(q, k, v, backend="triton")
+    return result, *torch.autograd.grad(result.float().sin().sum(), (q, k, v))
+
+
+def on_device_tokens(n=300):
+    return [
+        torch.randn(2, n, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    ]
+
+
+@pytest.mark.gpu
+@on_a_device
+def test_on_a_device_results_are_the_same_in_every_run():
+    tokens = on_device_tokens()
+    first, second = (training_step(*tokens) for _ in "ab")
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.gpu
+@on_a_device
+def test_cuda_graphs_repeat_forward_and_backward():
+    tokens = on_device_tokens()
+    wanted = training_step(*tokens)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        training_step(*tokens)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = training_step(*tokens)
+    graph.replay()
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+@pytest.mark.gpu
+@on_a_device
+def test_compiled_programs_and_autocast_on_a_device():
+    tokens = on_device_tokens()
+
+    def loss(q, k, v):
+        return bistoch.causal_elastic_attention(2 * q, k, v).float().sin().sum()
+
+    wanted = torch.autograd.grad(loss(*tokens), tokens)
+    found = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*tokens), tokens)
+    with torch.autocast("cuda", torch.bfloat16):
+        cast = torch.autograd.grad(loss(*tokens), tokens)
+    for one, other, third in zip(wanted, found, cast, strict=True):
+        assert (other - one).norm() < 2e-2 * one.norm()
+        assert torch.equal(third, one)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import types
+from importlib import machinery
 
 import pytest
 import torch
@@ -138,6 +139,22 @@ def test_without_triton_there_is_a_sentence():
     assert (
         'works on cuda tensors, but these are on cpu; move them, or choose backend="' in elsewhere
     )
+
+
+@pytest.mark.parametrize(("files", "known"), [(["__init__.py"], False),
+                                              (["__init__.py", "knobs.py"], True)])  # fmt: skip
+def test_a_triton_without_its_settings_is_too_old(files, known, tmp_path, monkeypatch):
+    """That of torch 2.7: calls would end in an AttributeError."""
+    (tmp_path / "triton").mkdir()
+    for file in files:
+        (tmp_path / "triton" / file).touch()
+    spec = machinery.PathFinder.find_spec("triton", [str(tmp_path)])
+    monkeypatch.setattr(gpu, "find_spec", lambda name: spec)
+    assert gpu._has_triton() is known
+    monkeypatch.setattr(gpu, "HAS_TRITON", known)
+    if not known:
+        with pytest.raises(bistoch.BackendUnavailableError, match=r"needs Triton 3\.4 or newer"):
+            gpu.triton_module("elastic.triton.short")
 
 
 @pytest.mark.slow

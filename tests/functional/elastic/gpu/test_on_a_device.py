@@ -149,12 +149,16 @@ def test_cuda_graphs_repeat_forward_and_backward(form):
 
 @pytest.mark.gpu
 @NEEDED
-def test_nothing_waits_for_the_host():
+# torch says so of the mode itself
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("operator", ["elastic", "causal_elastic"])
+def test_nothing_waits_for_the_host(operator):
     q = torch.randn(2, 300, 64, device=HERE, dtype=torch.bfloat16, requires_grad=True)
-    bistoch.elastic_attention(q, q, q, iters=3, backend="triton").sum().backward()
-    torch.cuda.set_sync_debug_mode("error")
+    attend = getattr(bistoch, f"{operator}_attention")
+    attend(q, q, q, backend="triton").sum().backward()
     try:
-        bistoch.elastic_attention(q, q, q, iters=3, backend="triton").sum().backward()
+        torch.cuda.set_sync_debug_mode("error")
+        attend(q, q, q, backend="triton").sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -168,11 +172,33 @@ def test_compiled_programs_and_autocast(form):
     def attend(x):
         return bistoch.elastic_attention(2 * x, k, v, iters=2).sin()
 
+    def slopes(result):
+        return torch.autograd.grad(result.float().sum(), (q, k, v))
+
     wanted = attend(q)
     found = torch.compile(attend, fullgraph=True)(q)
+    checkpointed = torch.utils.checkpoint.checkpoint(attend, q, use_reentrant=False)
     torch.testing.assert_close(found, wanted, atol=2e-2, rtol=2e-2)
+    exact = slopes(wanted)
+    for one, other in zip(exact, slopes(found), strict=True):
+        assert (other - one).norm() < 2e-2 * one.norm()
+    for one, other in zip(exact, slopes(checkpointed), strict=True):
+        assert torch.equal(other, one)
     with torch.autocast("cuda", torch.bfloat16):
         assert torch.equal(attend(q), wanted)
+
+
+@pytest.mark.gpu
+@NEEDED
+@pytest.mark.filterwarnings("ignore::bistoch.ConvergenceWarning")
+@pytest.mark.parametrize(
+    "options", [{"bin_score": 0.2}, {"row_price": 0.3, "column_price": 0.1}], ids=["bin", "prices"]
+)
+def test_matches_of_given_scores(options):
+    scores = 2 * normal(3, 300, 200)
+    exact = bistoch.match(scores, **options, backend="reference").plan
+    found = bistoch.match(scores.to(HERE, torch.float32), **options, backend="triton").plan
+    assert (found.double().cpu() - exact).abs().max() < 1e-5
 
 
 def test_the_same_call_launches_the_same_kernels():
