@@ -404,6 +404,17 @@ def test_tuning_leaves_out_blocks_that_a_device_refuses(tmp_path):
         run_tuning(tmp_path, *arguments, clock=clock)
 
 
+@pytest.mark.parametrize("gpu", cost.GPUS.values(), ids=cost.GPUS)
+def test_tuning_tries_what_the_model_of_cost_cannot_tell_apart(gpu):
+    """Programs that own half as many tokens wait for the cache; more than these spill."""
+    from bistoch.functional.elastic.triton.blocks import SPACE
+
+    owned = {sizes[0] for candidates in SPACE.values() for sizes in candidates}
+    assert owned == {64, 128}
+    assert cost.pass_seconds(gpu, 64, 64) == cost.pass_seconds(gpu, 128, 64)
+    assert cost.pass_seconds(gpu, 32, 64) > 1.15 * cost.pass_seconds(gpu, 64, 64)
+
+
 def test_tuning_begins_with_the_blocks_of_the_tables():
     """Chosen by name they are the same kernels, with the same registers."""
     from bistoch.functional.causal.triton import blocks as causal_blocks
