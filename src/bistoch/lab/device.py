@@ -8,6 +8,8 @@ CPU = torch.device("cpu")
 def read_device(text: str, command: str) -> torch.device:
     """The device of the option `--device`: "cpu", "cuda" or "cuda:1".
 
+    A GPU with a number becomes torch's current device.
+
     >>> read_device("cpu", "train")
     device(type='cpu')
     """
@@ -21,4 +23,8 @@ def read_device(text: str, command: str) -> torch.device:
         raise ValueError(
             f"{command}: device must be one of cuda:0 to cuda:{count - 1}, but it is {text!r}"
         )
-    return torch.device(text)
+    device = torch.device(text)
+    # clocks synchronise the current device, and so do libraries that are asked for no other
+    if kind == "cuda" and number and torch.cuda.is_available():
+        torch.cuda.set_device(device)
+    return device
