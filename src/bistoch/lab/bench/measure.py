@@ -135,7 +135,7 @@ def measure(
     running = []
     load = OtherLoad()
     for cell, entry in zip(cells, entries, strict=True):
-        reason = refusal(case, direction, entry)
+        reason = refusal(case, direction, entry, device)
         if reason is not None:
             cell.status, cell.reason = "skipped", reason
             continue
@@ -168,8 +168,10 @@ def measure(
     return cells
 
 
-def refusal(case: Case, direction: Direction, entry: Entry) -> str | None:
-    """Why an entry cannot run a case, or None."""
+def refusal(
+    case: Case, direction: Direction, entry: Entry, device: torch.device = CPU
+) -> str | None:
+    """Why an entry cannot run a case on a device, or None."""
     contender, setting = entry
     if contender.longest is not None and case.n > contender.longest:
         return (
@@ -179,13 +181,13 @@ def refusal(case: Case, direction: Direction, entry: Entry) -> str | None:
         return "no gradient through the plan"
     if setting.lam != 1 and not contender.any_lam:
         return "balances fully only (lam = 1)"
-    room = MEMORY_SHARE * total_memory()
     need = 4 * case.problems * case.n**2 * contender.matrices(direction, setting.iters)
-    if need > room:
+    if need > MEMORY_SHARE * total_memory(device):
         return f"would need about {need / 2**30:.0f} GiB"
     if contender.expected.endswith(PLAN):
+        # the expected result is computed on the CPU, whatever the device
         need = verification_bytes(case, contender.expected, setting, direction)
-        if need > room:
+        if need > MEMORY_SHARE * total_memory():
             return f"verifying its plan in float64 would need about {need / 2**30:.0f} GiB"
     return None
 

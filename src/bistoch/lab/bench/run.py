@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 import bistoch
+from bistoch.functional.kernels.tuning import VARIABLE
 from bistoch.lab.bench.cases import DISTINCT, SCORES
 from bistoch.lab.bench.contenders import SDPA
 from bistoch.lab.bench.expected import TOLERANCE, ExpectedResults
@@ -27,7 +28,13 @@ from bistoch.lab.bench.table import exponent, growth_rows, print_results
 from bistoch.lab.bench.worker import Worker
 from bistoch.lab.drawing import to_png
 from bistoch.lab.files import write_whole
-from bistoch.lab.machine import busy_warning, describe_machine, load_average, total_memory
+from bistoch.lab.machine import (
+    busy_warning,
+    describe_gpu,
+    describe_machine,
+    load_average,
+    total_memory,
+)
 from bistoch.lab.progress import Display, progress
 from bistoch.lab.store import Run, Store
 
@@ -138,6 +145,12 @@ def _head(options: Options) -> dict[str, Any]:
     """What the file of results says besides its cells."""
     machine: dict[str, Any] = describe_machine()
     identity = {name: machine[name] for name in ("processor", "cores", "versions")}
+    device = torch.device(options.device)
+    if device.type == "cuda":
+        machine["gpu"] = gpu = describe_gpu(device)
+        # times of another GPU, or of other blocks, are not those of this run
+        identity["gpu"] = {name: gpu[name] for name in ("name", "versions")}
+        identity["blocks"] = os.environ.get(VARIABLE, "")
     load = load_average()
     warning = busy_warning(load, 0, "at the start")
     return {
@@ -272,7 +285,8 @@ def _too_large(group: Group, entry: Entry, options: Options, cells: Cells) -> Ce
         cell.status, cell.reason = "skipped", "too slow, by the time of a shorter sequence"
         return cell
     # what an operator keeps is not known beforehand, as it is for the others
-    if options.operators and (nearest.memory or 0) * growth > MEMORY_SHARE * total_memory():
+    room = MEMORY_SHARE * total_memory(torch.device(options.device))
+    if options.operators and (nearest.memory or 0) * growth > room:
         cell.status, cell.reason = "skipped", "too much memory, by that of a shorter sequence"
         return cell
     return None
