@@ -4,9 +4,11 @@ import errno
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -14,6 +16,7 @@ import bistoch
 from bistoch.cli import app
 from bistoch.cli.errors import user_errors
 from bistoch.cli.operators import SHOWN
+from bistoch.lab.device import DeviceLostError
 
 SOURCE = Path(bistoch.__file__).parent
 
@@ -155,11 +158,35 @@ def test_who_reads_no_further_makes_no_mistake():
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
 
+def test_a_gpu_without_room_is_a_sentence_that_helps(capsys):
+    said = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79 GiB."
+    with pytest.raises(typer.Exit) as ended, user_errors():
+        raise torch.OutOfMemoryError(said)
+    assert ended.value.exit_code == 2
+    sentence = capsys.readouterr().err
+    assert "too little memory for another 20.00 GiB: ask for less" in sentence
+    assert "--batch-size" in sentence
+    assert sentence.count("\n") == 1
+
+
+def test_a_lost_gpu_is_a_sentence(capsys):
+    with pytest.raises(typer.Exit), user_errors():
+        raise DeviceLostError("bench: flex ended with an illegal memory access")
+    assert capsys.readouterr().err == "bistoch: bench: flex ended with an illegal memory access\n"
+
+
 def test_a_warning_is_user_errors():
     result = run("show", "elastic(iters=1, tol=1e-9)")
     assert result.exit_code == 0
     assert result.stderr.startswith("warning: elastic_plan: the column error is")
     assert result.stderr.count("\n") == 1
+
+
+def test_the_same_warning_is_said_once(capsys):
+    with user_errors():
+        for said in ("no kernel", "slow", "no kernel"):
+            warnings.warn(said, stacklevel=2)
+    assert capsys.readouterr().err == "warning: no kernel\nwarning: slow\n"
 
 
 def test_a_missing_drawing_library_names_the_extra(monkeypatch, tmp_path):

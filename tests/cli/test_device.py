@@ -7,6 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from bistoch.cli import app
+from bistoch.lab.device import read_device
 
 # commands that compute nothing with tensors
 WITHOUT = {"list", "data list", "data get", "data path"}
@@ -67,3 +68,16 @@ def test_the_cpu_changes_nothing(tmp_path):
     )
     assert asked.exit_code == 0
     assert asked.stdout == usual.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"), [("cpu:0", []), ("cuda", []), ("cuda:1", [torch.device("cuda:1")])]
+)
+def test_a_numbered_gpu_becomes_the_current_one(text, chosen, monkeypatch):
+    """Clocks synchronise the current device only."""
+    asked = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", asked.append)
+    assert read_device(text, "bench") == torch.device(text)
+    assert asked == chosen

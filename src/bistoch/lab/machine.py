@@ -6,9 +6,18 @@ import time
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 PACKAGES = ("torch", "numba", "numpy", "POT", "ott-jax", "jax", "geomloss", "bistoch")
+# what computes on a GPU beside torch, each with the names under which it is distributed: torch
+# brings a Triton of its own along for AMD, and for nightly builds
+GPU_PACKAGES = {
+    "triton": ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton"),
+    "flash-sinkhorn": ("flash-sinkhorn",),
+}
 # a load of other programs above this share of the cores makes timings doubtful
 BUSY = 0.25
 # and so does what they really used while something was timed
@@ -32,6 +41,28 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
+def describe_gpu(device: "torch.device") -> dict[str, Any]:
+    """A GPU by its model, never by its number: architecture, memory, and versions.
+
+    Args:
+        device: a CUDA or ROCm device that is here.
+    """
+    import torch
+
+    found = torch.cuda.get_device_properties(device)
+    amd = torch.version.hip is not None
+    return {
+        "name": found.name,
+        "memory": found.total_memory,
+        "architecture": found.gcnArchName if amd else f"{found.major}.{found.minor}",
+        "platform": f"ROCm {torch.version.hip}" if amd else f"CUDA {torch.version.cuda}",
+        "versions": {
+            name: next(filter(None, map(_version, known)), None)
+            for name, known in GPU_PACKAGES.items()
+        },
+    }
+
+
 def provenance(command: str) -> dict[str, Any]:
     """What every record begins with: the command that makes it, the day, and the machine.
 
@@ -42,8 +73,12 @@ def provenance(command: str) -> dict[str, Any]:
     return {"command": command, "date": today, "machine": describe_machine()}
 
 
-def total_memory() -> int:
-    """The bytes of memory of this machine."""
+def total_memory(device: "torch.device | None" = None) -> int:
+    """The bytes of memory of a device: those of the GPU, or those of this machine."""
+    if device is not None and device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).total_memory)
     import psutil  # type: ignore[import-untyped]
 
     return int(psutil.virtual_memory().total)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from bistoch.lab.bench import Options, plan, run
-from bistoch.lab.bench.cases import Case, Setting
+from bistoch.lab.bench.cases import Case, Setting, sequence
 from bistoch.lab.bench.contenders import attention_contenders
 from bistoch.lab.bench.expected import ExpectedResults
 from bistoch.lab.bench.gpu_peers import PACKAGE, gpu_peers, missing_gpu_peers
-from bistoch.lab.bench.measure import Entry, TimeLimits, measure
+from bistoch.lab.bench.measure import Entry, TimeLimits, measure, refusal
 
 SDPA = Entry(attention_contenders()["sdpa"], Setting())
 
@@ -82,6 +82,12 @@ def test_it_is_left_out_with_a_reason(monkeypatch):
     assert run._remarks(options) == [
         "FlashSinkhorn is not installed: pip install flash-sinkhorn"
     ]  # fmt: skip
+
+
+def test_it_is_not_run_where_its_limit_takes_too_long_to_verify():
+    entry = Entry(gpu_peers()["FlashSinkhorn"], Setting())
+    said = [refusal(sequence(n, 1, 64, "peaked"), "forward", entry) for n in (8192, 16384)]
+    assert said == [None, "verifying it in float64 takes too long beyond 8192 tokens"]
 
 
 @pytest.mark.gpu

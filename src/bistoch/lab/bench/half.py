@@ -1,15 +1,24 @@
 """Who competes on a GPU in bfloat16: the attention kernels of torch, and ours."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bistoch.functional import causal_elastic_attention, elastic_attention
+from bistoch.functional import (
+    BackendUnavailableError,
+    causal_elastic_attention,
+    elastic_attention,
+)
 from bistoch.lab.bench.contenders import Calls, Contender, Task, torch_calls
 
+# how the names of those end that compute in bfloat16
+HALF = " bf16"
+# what torch says where it lacks the only kernel that was asked for
+NO_KERNEL = ("No available kernel", "No viable backend")
 # bfloat16 has eight bits: what results and gradients may be off by, relative to their size
 TOLERANCE = 0.02
 
@@ -64,7 +73,37 @@ def _softmax(kernel: str, is_causal: bool = False) -> Callable[[Task], Calls]:
             attention = torch.nn.functional.scaled_dot_product_attention
             return attention(query, key, value, is_causal=is_causal)
 
-    return partial(_in_half, attend)
+    def prepare(task: Task) -> Calls:
+        calls = _in_half(attend, task)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                calls.forward()
+            except RuntimeError as error:
+                if not any(said in str(error) for said in NO_KERNEL):
+                    raise
+                reason = _reason(kernel, [str(one.message) for one in caught]) or str(error)
+                raise BackendUnavailableError(f"not available here: {reason}") from error
+        return calls
+
+    return prepare
+
+
+def _reason(kernel: str, warned: Sequence[str]) -> str:
+    """Why torch did not use a kernel, by its warnings: a head for each kernel, then the reason.
+
+    >>> _reason("CUDNN_ATTENTION", [
+    ...     "Flash attention kernel not used because: (Triggered internally at sdp.cpp:1.)",
+    ...     "Flash attention has been runtime disabled. (Triggered internally at sdp.cpp:2.)",
+    ...     "cuDNN attention kernel not used because: (Triggered internally at sdp.cpp:3.)",
+    ...     "Torch was not compiled with cuDNN attention. (Triggered internally at sdp.cpp:4.)",
+    ... ])
+    'Torch was not compiled with cuDNN attention.'
+    """
+    name = kernel.split("_")[0].lower()
+    said = [text.split(" (Triggered")[0].strip() for text in warned]
+    heads = (text.endswith("not used because:") and name in text.lower() for text in said)
+    return next((why for head, why in zip(heads, said[1:], strict=False) if head), "")
 
 
 def _prepare_flex(task: Task) -> Calls:
@@ -76,7 +115,10 @@ def _prepare_flex(task: Task) -> Calls:
     def add(score: Tensor, b: Any, h: Any, i: Any, j: Any) -> Tensor:
         return score + bias[j]
 
-    return _in_half(torch.compile(partial(flex_attention, score_mod=add)), task)
+    # programs of earlier sizes would count towards the number after which nothing is compiled; a
+    # program for all sizes, which torch would make at the second one, is slower than one for this
+    torch.compiler.reset()
+    return _in_half(torch.compile(partial(flex_attention, score_mod=add), dynamic=False), task)
 
 
 def _prepare_elastic(task: Task) -> Calls:

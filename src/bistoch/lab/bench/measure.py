@@ -18,11 +18,12 @@ from bistoch.lab.bench.expected import (
     check_results,
     verification_bytes,
 )
+from bistoch.lab.bench.half import TOLERANCE as HALF_TOLERANCE
 from bistoch.lab.bench.memory import allocated_by, choose_memory, resident_growth
+from bistoch.lab.device import CPU, DeviceLostError, check_device, first_line
 from bistoch.lab.machine import OtherLoad, total_memory
 from bistoch.lab.timing import Rounds, Timer, stopwatch, time_in_turns
 
-CPU = torch.device("cpu")
 # code that keeps matrices may fill this share of the machine
 MEMORY_SHARE = 0.5
 
@@ -43,6 +44,19 @@ class TimeLimits(NamedTuple):
     limit: float = 20.0
     budget: float = 30.0
     never: float = 80.0
+
+
+class CrashError(DeviceLostError):
+    """A contender after which the GPU no longer works in this process; `cell` says which."""
+
+    def __init__(self, cell: "Cell", cause: DeviceLostError):
+        super().__init__(
+            f"bench: {cell.contender} on {cell.case}, {cell.scores} scores, {cell.direction}, "
+            f"ended with {cause}, after which nothing works on this GPU in the same process; what "
+            "was measured is kept, and the same command measures the rest without it"
+        )
+        self.cell = cell
+        cell.status, cell.reason = "crashed", str(cause)
 
 
 class Entry(NamedTuple):
@@ -66,7 +80,8 @@ class Cell:
     lam: float | None
     iters: int | None
     package: str | None
-    # measured, wrong, skipped, failed, or extrapolated: not timed, but predicted
+    # measured, wrong, skipped, failed, crashed: it ended the run with the GPU, or extrapolated: not
+    # timed, but predicted
     status: str = "measured"
     reason: str | None = None
     errors: dict[str, float] = field(default_factory=dict)
@@ -124,7 +139,8 @@ def measure(
         case: the problem.
         direction: "forward" or "forward+backward".
         entries: contenders with their options; one that is wrong, does not fit or fails gets a
-            cell that says so and no time.
+            cell that says so and no time. On a GPU a baseline that is no further off than half
+            precision may be is timed: without it there would be no ratio.
         limits: how long to measure.
         expected: the expected results.
         timer: the clock; tests bring their own.
@@ -135,7 +151,7 @@ def measure(
     running = []
     load = OtherLoad()
     for cell, entry in zip(cells, entries, strict=True):
-        reason = refusal(case, direction, entry)
+        reason = refusal(case, direction, entry, device)
         if reason is not None:
             cell.status, cell.reason = "skipped", reason
             continue
@@ -143,16 +159,16 @@ def measure(
             # all ratios depend on the baseline: it is never timed only once
             leads = known is None and cell is cells[0]
             own = limits._replace(limit=math.inf) if leads else limits
-            call = _verify(cell, case, direction, entry, expected, own, device)
+            call = _verify(cell, case, direction, entry, expected, own, device, leads)
             if call is not None:
-                running.append(_start(cell, call, own, timer))
+                running.append(_start(cell, call, own, timer, device))
         except BackendUnavailableError as missing:
             cell.status, cell.reason = "skipped", str(missing)
         # whatever happens inside a contender is a result of the benchmark, not its end
         except Exception as mistake:
-            sentence = (str(mistake).strip() or "no message").splitlines()[0]
-            cell.status, cell.reason = "failed", f"{type(mistake).__name__}: {sentence}"[:300]
-    _run_rounds(running, timer)
+            cell.status, cell.reason = "failed", first_line(mistake)
+            _end_if_lost(cell, device)
+    _run_rounds(running, timer, device)
     others = load.share()
     baseline = known or cells[0]
     least = baseline.seconds or min(baseline.samples, default=None)
@@ -168,10 +184,14 @@ def measure(
     return cells
 
 
-def refusal(case: Case, direction: Direction, entry: Entry) -> str | None:
-    """Why an entry cannot run a case, or None."""
+def refusal(
+    case: Case, direction: Direction, entry: Entry, device: torch.device = CPU
+) -> str | None:
+    """Why an entry cannot run a case on a device, or None."""
     contender, setting = entry
     if contender.longest is not None and case.n > contender.longest:
+        if contender.expected == "limit":
+            return f"verifying it in float64 takes too long beyond {contender.longest} tokens"
         return (
             f"its cost grows too fast beyond {contender.longest} tokens, by the table of operators"
         )
@@ -179,13 +199,13 @@ def refusal(case: Case, direction: Direction, entry: Entry) -> str | None:
         return "no gradient through the plan"
     if setting.lam != 1 and not contender.any_lam:
         return "balances fully only (lam = 1)"
-    room = MEMORY_SHARE * total_memory()
     need = 4 * case.problems * case.n**2 * contender.matrices(direction, setting.iters)
-    if need > room:
+    if need > MEMORY_SHARE * total_memory(device):
         return f"would need about {need / 2**30:.0f} GiB"
     if contender.expected.endswith(PLAN):
+        # the expected result is computed on the CPU, whatever the device
         need = verification_bytes(case, contender.expected, setting, direction)
-        if need > room:
+        if need > MEMORY_SHARE * total_memory():
             return f"verifying its plan in float64 would need about {need / 2**30:.0f} GiB"
     return None
 
@@ -198,6 +218,7 @@ def _verify(
     expected: ExpectedResults,
     limits: TimeLimits,
     device: torch.device,
+    leads: bool,
 ) -> Callable[[], Any] | None:
     """The call to be timed, or None if its results are wrong."""
     contender, setting = entry
@@ -209,6 +230,9 @@ def _verify(
         taken = replace(setting, iters=setting.iters * effort)
         calls = contender.prepare(Task(inputs, cotangent, taken, case.scores))
         call = calls.forward if direction == "forward" else calls.train
+        if device.type == "cuda" and not several:
+            # the first call compiles, and tries blocks out: that is not what it needs
+            call()
         began = time.perf_counter()
         # what may need several attempts is profiled once it is right
         result, cell.memory_allocated = (call(), None) if several else allocated_by(call)
@@ -228,8 +252,12 @@ def _verify(
         if effort > contender.efforts[0] and 2 * seconds > limits.limit:
             break
     name, error = max(check.errors.items(), key=lambda item: (item[1] != item[1], item[1]))
-    cell.status = "wrong"
-    cell.reason = f"wrong: {name} off by {error:.1g}, {check.allowed:.1g} allowed"
+    off = f"{name} off by {error:.1g}, {check.allowed:.1g} allowed"
+    if leads and device.type == "cuda" and error <= HALF_TOLERANCE:
+        # GPUs may multiply float32 in fewer bits; what users call is what ratios are over
+        cell.reason = f"{off}, but timed as the baseline"
+        return call
+    cell.status, cell.reason = "wrong", f"wrong: {off}"
     return None
 
 
@@ -240,7 +268,9 @@ class _Running(NamedTuple):
     rounds: int
 
 
-def _start(cell: Cell, call: Callable[[], Any], limits: TimeLimits, timer: Timer) -> _Running:
+def _start(
+    cell: Cell, call: Callable[[], Any], limits: TimeLimits, timer: Timer, device: torch.device
+) -> _Running:
     """Take the second call, which finds everything compiled, for memory and for the limits."""
     seconds = 0.0
 
@@ -248,7 +278,11 @@ def _start(cell: Cell, call: Callable[[], Any], limits: TimeLimits, timer: Timer
         nonlocal seconds
         seconds = timer(call, 1)
 
-    cell.memory_resident = resident_growth(timed)
+    if device.type == "cuda":
+        # the memory of the process is not that of the GPU
+        timed()
+    else:
+        cell.memory_resident = resident_growth(timed)
     cell.memory = choose_memory(cell.memory_allocated, cell.memory_resident)
     cell.timed_once = seconds > limits.limit
     count = max(1, min(1000, round(limits.sample / max(seconds, 1e-9))))
@@ -259,13 +293,34 @@ def _start(cell: Cell, call: Callable[[], Any], limits: TimeLimits, timer: Timer
     return _Running(cell, call, count, rounds)
 
 
-def _run_rounds(running: Sequence[_Running], timer: Timer) -> None:
+def _end_if_lost(cell: Cell, device: torch.device) -> None:
+    """Raise `CrashError` if the GPU no longer works: all later cells would fail too."""
+    try:
+        check_device(device)
+    except DeviceLostError as lost:
+        raise CrashError(cell, lost) from lost
+
+
+def _run_rounds(running: Sequence[_Running], timer: Timer, device: torch.device) -> None:
     """Take turns, so that a slow moment of the machine hits everyone."""
     numbered = {str(place): one for place, one in enumerate(running)}
-    samples = time_in_turns(
-        {name: one.call for name, one in numbered.items()},
-        {name: Rounds(one.rounds, one.repeats) for name, one in numbered.items()},
-        timer=timer,
-    )
+    owners = {id(one.call): one.cell for one in running}
+    last: Callable[[], Any] | None = None
+
+    def noting(call: Callable[[], Any], count: int) -> float:
+        nonlocal last
+        last = call
+        return timer(call, count)
+
+    try:
+        samples = time_in_turns(
+            {name: one.call for name, one in numbered.items()},
+            {name: Rounds(one.rounds, one.repeats) for name, one in numbered.items()},
+            timer=noting,
+        )
+    except Exception:
+        if last is not None:
+            _end_if_lost(owners[id(last)], device)
+        raise
     for name, one in numbered.items():
         one.cell.samples += samples[name]

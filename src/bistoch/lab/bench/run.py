@@ -14,12 +14,22 @@ import torch
 from rich.console import Console
 
 import bistoch
+from bistoch.functional.kernels.tuning import VARIABLE
 from bistoch.lab.bench.cases import DISTINCT, SCORES
 from bistoch.lab.bench.contenders import SDPA
 from bistoch.lab.bench.expected import TOLERANCE, ExpectedResults
 from bistoch.lab.bench.gpu_peers import missing_gpu_peers
+from bistoch.lab.bench.half import HALF
 from bistoch.lab.bench.heat import heat_contenders
-from bistoch.lab.bench.measure import MEMORY_SHARE, Cell, Entry, TimeLimits, measure, new_cell
+from bistoch.lab.bench.measure import (
+    MEMORY_SHARE,
+    Cell,
+    CrashError,
+    Entry,
+    TimeLimits,
+    measure,
+    new_cell,
+)
 from bistoch.lab.bench.peers import PACKAGES, missing_packages, peer_contenders
 from bistoch.lab.bench.plan import LONG_HEADS, Group, Options, entries_ratio, plan
 from bistoch.lab.bench.plot import draw_bench
@@ -27,7 +37,13 @@ from bistoch.lab.bench.table import exponent, growth_rows, print_results
 from bistoch.lab.bench.worker import Worker
 from bistoch.lab.drawing import to_png
 from bistoch.lab.files import write_whole
-from bistoch.lab.machine import busy_warning, describe_machine, load_average, total_memory
+from bistoch.lab.machine import (
+    busy_warning,
+    describe_gpu,
+    describe_machine,
+    load_average,
+    total_memory,
+)
 from bistoch.lab.progress import Display, progress
 from bistoch.lab.store import Run, Store
 
@@ -43,7 +59,8 @@ UNFINISHED = ("skipped", "failed", "extrapolated")
 def run_bench(options: Options, out: Path, console: Console) -> Path:
     """Run a benchmark, print its tables, write JSON and a picture, and return the JSON's path.
 
-    Cells that an interrupted run of the same configuration left in `out` are kept.
+    Cells that an interrupted run of the same configuration left in `out` are kept. If a contender
+    crashes the GPU, the run ends with `CrashError` after all this, and the next one leaves it out.
 
     Args:
         options: what to measure.
@@ -72,9 +89,15 @@ def run_bench(options: Options, out: Path, console: Console) -> Path:
         notes.append(f"results of another configuration were set aside as {aside.name}")
     expected = out / f".expected-{configuration['source']}"
     expected.mkdir(parents=True, exist_ok=True)
+    crash: CrashError | None = None
     # drawn between measurements only, never during one
     with _threads(options.used_threads), progress(console, len(groups), animated=False) as shown:
-        _measure_all(groups, options, cells, expected, shown)
+        try:
+            _measure_all(groups, options, cells, expected, shown)
+        except CrashError as error:
+            crash = error
+            cells.add([crash.cell])
+            notes.append("this run ended early: a contender crashed, and the GPU with it")
     shutil.rmtree(expected, ignore_errors=True)
     load = load_average()
     head["machine"]["load_average_at_end"] = load
@@ -88,6 +111,8 @@ def run_bench(options: Options, out: Path, console: Console) -> Path:
     write_whole(path, json.dumps(content, indent=1).encode())
     print_results(cells.cells, notes, console)
     _draw(path, cells.cells, configuration, console)
+    if crash is not None:
+        raise crash
     return path
 
 
@@ -138,6 +163,12 @@ def _head(options: Options) -> dict[str, Any]:
     """What the file of results says besides its cells."""
     machine: dict[str, Any] = describe_machine()
     identity = {name: machine[name] for name in ("processor", "cores", "versions")}
+    device = torch.device(options.device)
+    if device.type == "cuda":
+        machine["gpu"] = gpu = describe_gpu(device)
+        # times of another GPU, or of other blocks, are not those of this run
+        identity["gpu"] = {name: gpu[name] for name in ("name", "versions")}
+        identity["blocks"] = os.environ.get(VARIABLE, "")
     load = load_average()
     warning = busy_warning(load, 0, "at the start")
     return {
@@ -198,7 +229,9 @@ def _measure_all(
                 worker = None
             package = group.package
             missing = [e for e in _own(group) if not cells.has(_blank(group, e))]
-            unable = [cell for e in missing if (cell := _too_large(group, e, options, cells))]
+            unable = _without_baseline(group, missing, cells) or [
+                cell for e in missing if (cell := _too_large(group, e, options, cells))
+            ]
             names = {cell.key for cell in unable}
             todo = [e for e in missing if _blank(group, e).key not in names]
             if options.long:
@@ -272,10 +305,21 @@ def _too_large(group: Group, entry: Entry, options: Options, cells: Cells) -> Ce
         cell.status, cell.reason = "skipped", "too slow, by the time of a shorter sequence"
         return cell
     # what an operator keeps is not known beforehand, as it is for the others
-    if options.operators and (nearest.memory or 0) * growth > MEMORY_SHARE * total_memory():
+    room = MEMORY_SHARE * total_memory(torch.device(options.device))
+    if options.operators and (nearest.memory or 0) * growth > room:
         cell.status, cell.reason = "skipped", "too much memory, by that of a shorter sequence"
         return cell
     return None
+
+
+def _without_baseline(group: Group, missing: Sequence[Entry], cells: Cells) -> list[Cell]:
+    """Cells that say why they are not timed, if the baseline of their group crashed the GPU."""
+    key = _blank(group, group.entries[0]).key
+    crashed = [cell for cell in cells.cells if cell.key == key and cell.status == "crashed"]
+    found = [_blank(group, entry) for entry in missing if crashed]
+    for cell in found:
+        cell.status, cell.reason = "failed", f"nothing to compare with: {crashed[0].reason}"
+    return found
 
 
 def _same_curve(cell: Cell, other: Cell) -> bool:
@@ -296,13 +340,17 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _caption(configuration: dict[str, Any]) -> str:
+def _caption(configuration: dict[str, Any], cells: Sequence[Cell]) -> str:
     if configuration["kind"] == "flows":
         return "one heat step of a cloud on the line"
     heads, dim, threads = (configuration[name] for name in ("heads", "dim", "threads"))
-    plural = "" if threads == 1 else "s"
     heads = heads or (LONG_HEADS if configuration["kind"] == "long" else 8)
-    return f"{heads} heads of {dim} features, float32, random scores, {threads} thread{plural}"
+    half = any(cell.contender.endswith(HALF) for cell in cells)
+    dtypes = f"bfloat16 where the name ends in{HALF}, else float32" if half else "float32"
+    where = f"{threads} thread{'' if threads == 1 else 's'}"
+    if "gpu" in configuration:
+        where = configuration["gpu"]["name"]
+    return f"{heads} heads of {dim} features, {dtypes}, random scores, {where}"
 
 
 def _draw(
@@ -312,7 +360,8 @@ def _draw(
     written, picture = [path], path.with_suffix(".png")
     try:
         growth = configuration["kind"] == "long"
-        write_whole(picture, to_png(draw_bench(cells, _caption(configuration), growth=growth)))
+        caption = _caption(configuration, cells)
+        write_whole(picture, to_png(draw_bench(cells, caption, growth=growth)))
         written.append(picture)
     except ImportError as missing:
         console.print(f"no picture: {missing}", highlight=False, markup=False)

@@ -142,7 +142,10 @@ def _time(cell: Cell, marks: Marks) -> str:
     if cell.ratio is None or cell.seconds is None:
         return ""
     if cell.contender == cell.baseline:
-        return f"{'~' * (cell.status == 'extrapolated')}{_seconds(cell.seconds)}"
+        seconds = f"{'~' * (cell.status == 'extrapolated')}{_seconds(cell.seconds)}"
+        if cell.status == "measured" and cell.reason:
+            seconds += f" [{marks.number(f'{cell.contender}: {cell.reason}')}]"
+        return seconds
     digits = 1 if cell.ratio >= 10 else 2 if cell.ratio >= 0.2 else 3
     ratio = f"{cell.ratio:.{digits}f}"
     if cell.iterations_taken != cell.iters:
@@ -168,11 +171,10 @@ def _memory(cell: Cell, marks: Marks) -> str:
 def _legend(cells: Sequence[Cell]) -> Iterator[str]:
     for scores in dict.fromkeys(cell.scores for cell in cells):
         yield f"{scores}: {SCORES[scores]}"
-    tolerances = [cell.tolerance for cell in cells if cell.tolerance is not None]
-    if tolerances:
+    if allowed := _allowed(cells):
         yield (
             "every time is of a result verified against float64, largest error at most "
-            f"{min(tolerances):.0e} of the largest entry; best of several interleaved rounds; "
+            f"{allowed}; best of several interleaved rounds; "
             f"{SDPA} is scaled_dot_product_attention; the row of a baseline shows its own time; "
             "~n^ is the exponent of growth"
         )
@@ -189,6 +191,31 @@ def _legend(cells: Sequence[Cell]) -> Iterator[str]:
         )
     if any(cell.timed_once for cell in cells):
         yield "* one slow call, timed once"
+
+
+def _allowed(cells: Sequence[Cell]) -> str:
+    """What results were allowed to be off by, with the names of those that were allowed more.
+
+    >>> cells = [
+    ...     Cell("n=4", "attention", [1, 1, 4, 2], "random", "forward", name, 1.0, 10, None)
+    ...     for name in ("elastic", "elastic bf16", "sdpa bf16")
+    ... ]
+    >>> cells[0].tolerance, cells[1].tolerance, cells[2].tolerance = 1e-5, 0.02, 0.02
+    >>> _allowed(cells)
+    '1e-05 of the largest entry (0.02 for elastic bf16, sdpa bf16)'
+    """
+    largest: dict[str, float] = {}
+    for cell in cells:
+        if cell.tolerance is not None:
+            largest[cell.contender] = max(cell.tolerance, largest.get(cell.contender, 0.0))
+    if not largest:
+        return ""
+    names = defaultdict(list)
+    for name, tolerance in sorted(largest.items(), key=lambda item: item[1]):
+        names[f"{tolerance:.2g}"].append(name)
+    usual, *others = names
+    more = "; ".join(f"{tolerance} for {', '.join(names[tolerance])}" for tolerance in others)
+    return f"{usual} of the largest entry" + (f" ({more})" if more else "")
 
 
 def growth_rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
