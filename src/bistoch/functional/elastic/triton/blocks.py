@@ -188,7 +188,8 @@ def heads_of(problem: Problem, features: int) -> Heads:
     # where matrices share a program, or are padded, vectors beside them take registers too
     entries = 256 if not multiplies and (group > 1 or padded) else 512
     # and so does the largest tile of tokens
-    warps = max(group * n * m // entries, max(n, m) * widest // 1024, 2 if multiplies else 1)
+    tile = max(n, m) * widest // (512 if padded else 1024)
+    warps = max(group * n * m // entries, tile, 2 if multiplies else 1)
     return Heads(group, n, m, warps, ALL_REGISTERS if multiplies or padded else 0)
 
 
