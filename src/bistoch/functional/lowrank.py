@@ -136,7 +136,9 @@ def lowrank_plan(
     return _without_padding(plan, key.shape[-2], query_mask, key_mask).to(query.dtype)
 
 
-def fixed_pivots(rank: int, features: int) -> Float[Tensor, "rank features"]:
+def fixed_pivots(
+    rank: int, features: int, device: torch.device | None = None
+) -> Float[Tensor, "rank features"]:
     """Pivots that depend on nothing but their number and size, spread like random directions.
 
         z_kl = sqrt(2) cos((2k + 1) (l + 1)^2),   k, l = 0, 1, 2, ...
@@ -146,7 +148,9 @@ def fixed_pivots(rank: int, features: int) -> Float[Tensor, "rank features"]:
     (torch.Size([3, 4]), True)
     """
     # phases in float64: far out, float32 has no digits left for an angle
-    pivot, feature = (torch.arange(size, dtype=torch.float64) for size in (rank, features))
+    pivot, feature = (
+        torch.arange(size, dtype=torch.float64, device=device) for size in (rank, features)
+    )
     # and then float32, so that tokens of every precision meet the same pivots
     return (2**0.5 * torch.cos((2 * pivot[:, None] + 1) * (feature + 1) ** 2)).float()
 
@@ -225,8 +229,9 @@ def _check(
     if rank is not None:
         inputs.check_count(operator, "rank", rank, least=1)
     if pivots is None:
-        pivots = fixed_pivots(RANK if rank is None else rank, query.shape[-1])
-        pivots = pivots.to(query.device)
+        # made where they are used: a GPU would wait for a copy from the host in every call
+        rank = RANK if rank is None else rank
+        pivots = fixed_pivots(rank, query.shape[-1], query.device)
     else:
         inputs.check_vectors(operator, "pivots", pivots, query, batch)
         inputs.check_rank(operator, rank, pivots)

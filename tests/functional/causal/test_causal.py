@@ -7,6 +7,7 @@ import torch
 
 import bistoch
 from bistoch.functional.causal import BACKENDS as ALL
+from bistoch.functional.causal.problem import Stream, fair_share, fair_share_of
 from bistoch.functional.causal.reference import prefix_plan
 from bistoch.lab.bench.memory import allocated_by
 
@@ -147,6 +148,24 @@ def test_padding_is_invisible(padding, mask):
         )
         torch.testing.assert_close(padded[row][:, kept], alone)
         assert not padded[row][:, ~kept].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("rows", "earlier"), [(1, 0), (1, 300), (7, 0), (64, 64), (65, 11), (128, 0), (200, 1000)]
+)
+def test_fair_shares_without_the_pairs_are_exact(rows, earlier, dtype):
+    size = earlier + rows
+    key = torch.empty(1, size, D, dtype=dtype)
+    one = torch.ones(1, dtype=dtype)
+    stream = Stream(key[:, earlier:], key, key, None, None, None, one, one, rows, 1.0)
+    allowed = causal(size)[None, earlier:]
+    found = fair_share_of(stream, 0, rows, allowed)
+    assert found.dtype == dtype
+    expected = fair_share(allowed, torch.float64)
+    # the largest error that was measured is 1.6 roundings
+    rounding = torch.finfo(dtype).eps
+    torch.testing.assert_close(found.double(), expected, rtol=4 * rounding, atol=0)
 
 
 def test_a_window_shares_fairly_inside_itself():

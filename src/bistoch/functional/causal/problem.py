@@ -7,7 +7,10 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
+# numbers whose sums are made from one triangle
+TOGETHER = 64
 # in units of rounding, of which a level of zero was found to be off by 16 after 300 blocks
 TIE = 1024
 
@@ -127,10 +130,30 @@ def fair_share_of(
     if stream.mask is not None or stream.real is not None:
         return fair_share(allowed, stream.key.dtype)
     stop = allowed.shape[-1]
-    rows = 1 / torch.arange(stop - last + first + 1, stop + 1).to(stream.key)
+    start = stop - (last - first)
+    # made where it is used: a GPU would wait for a copy from the host
+    rows = 1 / torch.arange(start + 1, stop + 1, device=stream.key.device).to(stream.key.dtype)
     # a key of the block is seen from its own row on, an earlier one by all of them
-    own = rows.flip(0).cumsum(0).flip(0)
-    return torch.cat([own[:1].expand(stop - own.shape[0]), own])[None]
+    own = sums_to_the_end(rows)
+    return torch.cat([own[:1].expand(start), own])[None]
+
+
+def sums_to_the_end(numbers: Float[Tensor, "r"]) -> Float[Tensor, "r"]:
+    """Of every number and all behind it, as `cumsum` would have them from the end.
+
+    torch lists `cumsum` of floats among what a GPU refuses if results have to be deterministic.
+
+    >>> sums_to_the_end(torch.tensor([1.0, 2.0, 3.0]))
+    tensor([6., 5., 3.])
+    """
+    count = numbers.shape[0]
+    if count <= TOGETHER:
+        return numbers.expand(count, count).triu().sum(-1)
+    # a triangle for all of them would have the square of their number
+    parts = pad(numbers, (0, -count % TOGETHER)).unflatten(0, (-1, TOGETHER))
+    own = parts[:, None].expand(-1, TOGETHER, -1).triu().sum(-1)
+    behind = pad(sums_to_the_end(own[:, 0])[1:], (0, 1))
+    return (own + behind[:, None]).flatten()[:count]
 
 
 def close_block(stream: Stream, account: Account, piece: Piece) -> Account:

@@ -88,7 +88,8 @@ def prefix_plan(
     rows = []
     for i in range(1, n + 1):
         prefix, column = scores[:i, :i], scores.new_zeros(i)
-        share = (1 / torch.arange(1, i + 1).to(scores)).flip(0).cumsum(0).flip(0)
+        share = (1 / torch.arange(1, i + 1, device=scores.device).to(scores.dtype)).flip(0)
+        share = share.cumsum(0).flip(0)
         for _ in range(iters):
             row = -torch.logsumexp(prefix + column, -1)
             column = lam * (share.log() - torch.logsumexp(prefix + row[:, None], 0))

@@ -103,10 +103,13 @@ def _couple(angles: Float[Tensor, "... 2"]) -> Complex[Tensor, "... 4 4"]:
 
 def _exp(angle: Float[Tensor, "..."], axis) -> Complex[Tensor, "... s s"]:
     """exp(-i angle/2 axis) = cos(angle/2) - i sin(angle/2) axis."""
-    half = angle[..., None, None] / 2
-    matrix = torch.tensor(axis, dtype=_complex(angle.dtype), device=angle.device)
-    identity = torch.eye(len(axis), dtype=angle.dtype, device=angle.device)
-    return half.cos() * identity - 1j * half.sin() * matrix
+    half, size = angle / 2, len(axis)
+    cos, sin = half.cos(), half.sin()
+    # factors are numbers of Python: a GPU would wait for a copy of a matrix from the host. Most
+    # entries are alike, and made once
+    places = [(row == column, axis[row][column]) for row in range(size) for column in range(size)]
+    entries = {place: cos * place[0] - sin * (1j * place[1]) for place in set(places)}
+    return torch.stack([entries[place] for place in places], -1).unflatten(-1, (size, size))
 
 
 def _complex(dtype: torch.dtype) -> torch.dtype:

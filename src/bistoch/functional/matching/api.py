@@ -183,8 +183,9 @@ def _beside_single(
 
 def _over(value: Option, eps: Option, like: Tensor, *, extra: int = 0) -> Tensor:
     """A number or tensor in units of the temperature, which has so many axes less."""
-    # at once in this precision: torch would round a number of Python to float32 first
-    value = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    # a number at once in this precision, since torch would round it to float32 first; and written
+    # by the device, which would wait for a copy from the host
+    value = value.to(like.dtype) if isinstance(value, Tensor) else like.new_full((), value)
     if isinstance(eps, Tensor):
         return value / eps.to(like)[(..., *(None,) * extra)]
     return value / eps

@@ -100,7 +100,10 @@ def _expand(
 ) -> Int[Tensor, "B length"] | None:
     if capacity is None:
         return None
-    capacity = torch.as_tensor(capacity, device=device).to(torch.int64)
+    if isinstance(capacity, int):
+        # written by the device, which would wait for a copy from the host
+        capacity = torch.full((), capacity, dtype=torch.int64, device=device)
+    capacity = capacity.to(torch.int64)
     return capacity.expand(shape).reshape(size, shape[-1])
 
 

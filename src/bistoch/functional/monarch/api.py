@@ -143,7 +143,8 @@ def dense(
     if chosen.name == "reference":
         plan = reference.dense(problem)
     else:
-        plan = chosen.solve(problem, torch.eye(m).to(problem.key).expand(len(problem.key), m, m))
+        unit = torch.eye(m, dtype=problem.key.dtype, device=problem.key.device)
+        plan = chosen.solve(problem, unit.expand(len(problem.key), m, m))
     plan = show(plan, broken)
     return plan.reshape(*batch, n, m).to(query.dtype)
 
