@@ -58,7 +58,7 @@ TABLE = {
     ("vectors", True): (free(64, 64, 4, 2), Blocks(64, 64, 8, 2), free(64, 32, 8, 2)),
     ("output", True): (Blocks(64, 64, 4, 2), Blocks(64, 32, 8, 2), free(32, 32, 8, 2)),
     ("values", True): (Blocks(64, 32, 4, 2), free(32, 16, 4, 1), free(32, 16, 8, 1)),
-    ("tokens", True): (free(32, 16, 8, 1), Blocks(32, 16, 8, 1), free(16, 16, 8, 1)),
+    ("tokens", True): (free(32, 16, 8, 1), Blocks(32, 16, 8, 1), free(32, 16, 8, 1)),
     ("bias", True): (Blocks(32, 16, 8, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 1, 1)),
     ("steps", False): (free(64, 32, 4, 2), free(64, 32, 4, 2), free(32, 32, 4, 2)),
     ("vectors", False): (free(32, 32, 4, 2), free(32, 32, 4, 2), free(32, 32, 4, 2)),
