@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bistoch.functional.elastic.triton.blocks import Blocks, free
-from bistoch.functional.kernels.gpu import width
+from bistoch.functional.kernels.gpu import ALL_REGISTERS, width
 from bistoch.functional.kernels.tuning import Sizes, chosen_blocks
 
 # entries of a vector over keys that are worked on at a time
@@ -35,12 +35,16 @@ TABLE = {
     ("vectors", False): (free(32, 32, 8, 1), free(32, 16, 8, 1), free(32, 16, 8, 1)),
     ("queries", False): (free(32, 32, 4, 1), free(32, 16, 4, 1), free(16, 16, 4, 1)),
     ("keys", False): (free(32, 16, 4, 1), free(16, 16, 8, 1), free(16, 16, 4, 1)),
-    ("bias", False): (free(32, 16, 4, 1), Blocks(32, 16, 4, 1), free(16, 16, 4, 1)),
+    ("bias", False): (free(32, 16, 4, 1), free(32, 16, 8, 1), free(16, 16, 4, 1)),
     ("step", False): (free(16, 32, 4, 2), free(16, 32, 8, 1), free(16, 16, 4, 2)),
 }
-# where padding needs other tiles
+# where padding needs other tiles, and where a bias without padding does
 PADDED_TABLE = {
     ("attend", True): (free(64, 32, 8, 1), Blocks(32, 32, 8, 2), Blocks(32, 32, 8, 2)),
+    ("vectors", True): (Blocks(64, 64, 8, 2), free(32, 32, 8, 2), free(32, 32, 8, 1)),
+}
+BIAS_TABLE = {
+    ("attend", True): (Blocks(64, 32, 8, 1), Blocks(32, 32, 8, 2), Blocks(32, 32, 8, 2)),
 }
 # where AMD differs, and with padding
 HIP_TABLE = {
@@ -68,10 +72,17 @@ def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
     """
     half = arguments["query"].dtype.itemsize == 2
     widest = max(arguments["WIDTH"], width(arguments.get("VALUES", 0)))
-    padded, own = (PADDED_HIP_TABLE, HIP_TABLE) if IS_HIP else (PADDED_TABLE, TABLE)
-    tables = (padded, own, TABLE) if arguments["lengths"] is not None else (own, TABLE)
-    row = next(table[kernel, half] for table in tables if (kernel, half) in table)
+    masked = bool(arguments["MASK"])
+    own = [HIP_TABLE] if IS_HIP else []
+    if arguments["lengths"] is not None:
+        own.insert(0, PADDED_HIP_TABLE if IS_HIP else PADDED_TABLE)
+    elif masked and arguments["mask"].dtype.is_floating_point and not IS_HIP:
+        own.insert(0, BIAS_TABLE)
+    row = next(table[kernel, half] for table in (*own, TABLE) if (kernel, half) in table)
     found = row[0 if widest <= 64 else 1 if widest <= 128 else 2]
+    if masked and kernel in ("queries", "keys"):
+        # left to itself, the compiler would spill some, where other programs fit beside it
+        found = found._replace(registers=ALL_REGISTERS)
     return found.unless(chosen_blocks(f"causal_{kernel}"))
 
 
