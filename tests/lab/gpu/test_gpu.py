@@ -391,7 +391,7 @@ def test_tuning_leaves_out_blocks_that_a_device_refuses(tmp_path):
     from bistoch.lab.gpu.tune import ALL_SPACE, run_tuning
 
     def clock(call):
-        if chosen_blocks("vectors") == (128, 64, 8, 2) or chosen_blocks("causal_keys"):
+        if chosen_blocks("vectors") == (128, 64, 8, 1) or chosen_blocks("causal_keys"):
             raise OutOfResources(300000, 166912, "shared memory")
         return 1 / chosen_blocks("steps")[0]
 
@@ -400,7 +400,7 @@ def test_tuning_leaves_out_blocks_that_a_device_refuses(tmp_path):
     found = run_tuning(tmp_path, *arguments, clock=clock)
     assert found["steps"] == (128, 32, 8, 2)
     assert (found["vectors"], found["causal_keys"]) == ((64, 64, 4, 2), ALL_SPACE["causal_keys"][0])
-    assert "vectors: not 128x64x8x2 on this device: out of resource" in said.getvalue()
+    assert "vectors: not 128x64x8x1 on this device: out of resource" in said.getvalue()
     (tmp_path / "blocks.json").write_text('{"half')
     with pytest.raises(ValueError, match=r"blocks\.json must hold what --tune wrote.*remove it"):
         run_tuning(tmp_path, *arguments, clock=clock)

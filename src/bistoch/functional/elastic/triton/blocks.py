@@ -70,6 +70,7 @@ TABLE = {
 # where a bias needs other tiles
 BIAS_TABLE = {
     ("output", True): (Blocks(64, 64, 4, 1), Blocks(64, 32, 8, 2), free(32, 32, 8, 2)),
+    ("vectors", True): (free(64, 64, 8, 2), Blocks(64, 64, 8, 2), free(64, 32, 8, 2)),
 }
 
 
@@ -78,7 +79,7 @@ BIAS_TABLE = {
 SPACE: dict[str, tuple[Sizes, ...]] = {
     "steps": ((64, 64, 4, 2), (128, 32, 8, 2)),
     "output": ((64, 64, 4, 2), (128, 32, 8, 1)),
-    "vectors": ((64, 64, 4, 2), (128, 64, 8, 2)),
+    "vectors": ((64, 64, 4, 2), (128, 64, 8, 1)),
 }
 
 

@@ -3,7 +3,12 @@
 import torch
 from torch import Tensor
 
-from bistoch.functional.kernels.gpu import launch, triton_module
+from bistoch.functional.kernels.gpu import (
+    ALL_REGISTERS,
+    launch,
+    register_options,
+    triton_module,
+)
 
 # rows, or columns, that a program owns, and those of a step of its walk
 OWNED, WALKED = 16, 128
@@ -64,7 +69,7 @@ def slack_grad(
         columns=columns.contiguous(), row_grads=row_grads.contiguous(),
         column_grads=column_grads.contiguous(), grad=found, n=n, m=m, T=iters,
         each=strides["each"], along_row=strides["along_x"], along_column=strides["along_y"],
-        BLOCK_X=OWNED, BLOCK_Y=WALKED, num_warps=4,
+        BLOCK_X=OWNED, BLOCK_Y=WALKED, num_warps=4, **register_options(ALL_REGISTERS, 4),
     )  # fmt: skip
     return found
 
