@@ -179,7 +179,7 @@ def test_in_the_record_nothing_spills():
         assert row["fits"], row
         assert row["spills"] == 0, row
         targets[row["kernel"], row["tokens"], row["mask"]].add(row["target"])
-    assert len(targets) > 880
+    assert len(targets) > 1400
     assert all(found == {"sm_80", "sm_90", "sm_100", "gfx942"} for found in targets.values())
     for kernel, family in (("attend_kernel", "causal, "), ("output_kernel", "")):
         for name, masks in TOKENS.items():
@@ -227,7 +227,7 @@ def test_the_record_is_of_these_kernels():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(5400)
+@pytest.mark.timeout(10800)
 def test_every_kernel_compiles_without_spills(tmp_path):
     program = (
         "from pathlib import Path; from rich.console import Console;"
@@ -236,7 +236,7 @@ def test_every_kernel_compiles_without_spills(tmp_path):
     )
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     command = [sys.executable, "-c", program]
-    subprocess.run(command, check=True, env=environment, timeout=5300)
+    subprocess.run(command, check=True, env=environment, timeout=10700)
     assert json.loads((tmp_path / "compile-table.json").read_text())
 
 

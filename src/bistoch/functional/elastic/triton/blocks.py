@@ -92,7 +92,7 @@ def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
     widest = max(arguments["WIDTH"], width(arguments.get("VALUES", 0)))
     has_bias = arguments["MASK"] and arguments["mask"].dtype.is_floating_point
     row = (BIAS_TABLE if has_bias else TABLE).get((kernel, half), TABLE[kernel, half])
-    found = row[0 if widest <= 64 else 1 if widest <= 128 else 2]
+    found = row[0 if widest <= 64 else 1 if widest <= 128 else 2].unless(chosen_blocks(kernel))
     padded = arguments["query_real"] is not None or arguments["key_real"] is not None
     if padded or (arguments["FEATURES"] and arguments["MASK"]) or kernel == "bias":
         # left to itself, the compiler would spill some, where other programs fit beside it
@@ -100,7 +100,7 @@ def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
     elif not arguments["FEATURES"]:
         # without products of tokens its own choice spills nothing
         found = found._replace(registers=0)
-    return found.unless(chosen_blocks(kernel))
+    return found
 
 
 # programs that keep a GPU busy; a head is shared by so many that there are at least these
