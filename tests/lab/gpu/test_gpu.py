@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -204,6 +205,19 @@ def test_the_page_shows_all_of_the_record():
     counts = sum(int(cell) for row in cells["gpu_masks"] for cell in row[1:])
     assert counts == len(json.loads(RECORD.read_text()))
     assert f"{counts:,} kernels" in " ".join(text.split())
+
+
+def test_the_page_says_what_spills_of_random_calls():
+    """Widths of tokens or values that are no multiple of 8, and nothing else."""
+    rows = json.loads(RECORD.with_name("compile-scan.json").read_text())
+    bad = [row for row in rows if not row["fits"]]
+    for row in bad:
+        assert any(int(width) % 8 for width in re.findall(r"\b[de] = (\d+)", row["tokens"])), row
+        assert row["target"] == "sm_80"
+    text = " ".join((TREE / "docs" / "gpu.md").read_text().split())
+    spills = [row["spills"] for row in bad]
+    assert f"of {len(rows)}, which are in `benchmarks/gpu/compile-scan.json`" in text
+    assert f"{len(bad)} spill {min(spills)} to {max(spills)} bytes" in text
 
 
 FINGERPRINTS = """
