@@ -64,6 +64,11 @@ def bench(
     """
     from bistoch.lab.bench import Options, run_bench
 
+    if random_calls and not compile_table:
+        raise ValueError(
+            f"bench: --random-calls {random_calls} compiles kernels and times nothing; add "
+            "--compile-table, or leave it out"
+        )
     if compile_table:
         from bistoch.lab.device import read_device
         from bistoch.lab.gpu.scan import run_scan

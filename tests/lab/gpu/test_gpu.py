@@ -346,6 +346,16 @@ def test_a_wrong_device_is_refused_before_anything_is_compiled(tmp_path):
     assert not out.exists()
 
 
+def test_random_calls_alone_are_refused(tmp_path):
+    from typer.testing import CliRunner
+
+    from bistoch.cli import app
+
+    result = CliRunner().invoke(app, ["bench", "--random-calls", "3", "--out", str(tmp_path / "x")])
+    assert result.exit_code == 2
+    assert "--random-calls 3 compiles kernels and times nothing; add --compile" in result.stderr
+
+
 def test_expected_ratios_follow_from_exponentials():
     gpu = cost.GPUS["H100"]
     forward, _ = cost.ratio(gpu, 16384, 5)
