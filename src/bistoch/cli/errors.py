@@ -11,10 +11,10 @@ import typer
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Print an error of the user as one sentence and exit with code 2; warnings as sentences too,
-    each of them once.
+    """Print an error of the user as one sentence and exit with code 2.
 
-    It also serves as a decorator of a command: `@user_errors()`.
+    Warnings are printed as sentences too, each of them once. It also serves as a decorator of a
+    command: `@user_errors()`.
     """
     import torch
 

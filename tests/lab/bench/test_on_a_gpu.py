@@ -44,24 +44,6 @@ def use_gpu(monkeypatch):
     return use
 
 
-@pytest.fixture
-def measured(monkeypatch):
-    """The keys of what is measured, without the work and the picture."""
-    done = []
-    monkeypatch.setattr(run, "load_average", lambda: 0.0)
-    monkeypatch.setattr(run, "_draw", lambda *_: None)
-
-    def pretend(group, todo, *_):
-        cells = [run._blank(group, entry) for entry in todo]
-        for cell in cells:
-            cell.seconds = cell.ratio = cell.memory = cell.others = 1.0
-            done.append(cell.key)
-        return cells
-
-    monkeypatch.setattr(run, "_measure_here", pretend)
-    return done
-
-
 def on_gpu(**options):
     return Options(n=(8,), heads=1, dim=4, rounds=1, threads=1, device="cuda", **options)
 

@@ -28,23 +28,6 @@ def alone(monkeypatch):
         monkeypatch.setattr(module, "missing_packages", lambda: ABSENT)
 
 
-@pytest.fixture
-def measured(monkeypatch):
-    """What is measured, without the work and the picture."""
-    done = []
-    monkeypatch.setattr(run, "_draw", lambda *_: None)
-
-    def pretend(group, todo, limits, expected, device):
-        cells = [run._blank(group, entry) for entry in todo]
-        for cell in cells:
-            cell.seconds = cell.ratio = cell.memory = cell.others = 1.0
-            done.append(cell.key)
-        return cells
-
-    monkeypatch.setattr(run, "_measure_here", pretend)
-    return done
-
-
 def quiet():
     return Console(quiet=True)
 

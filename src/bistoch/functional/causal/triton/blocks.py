@@ -80,10 +80,11 @@ def blocks_of(kernel: str, arguments: dict[str, Any]) -> Blocks:
         own.insert(0, BIAS_TABLE)
     row = next(table[kernel, half] for table in (*own, TABLE) if (kernel, half) in table)
     found = row[0 if widest <= 64 else 1 if widest <= 128 else 2]
+    found = found.unless(chosen_blocks(f"causal_{kernel}"))
     if masked and kernel in ("queries", "keys"):
         # left to itself, the compiler would spill some, where other programs fit beside it
         found = found._replace(registers=ALL_REGISTERS)
-    return found.unless(chosen_blocks(f"causal_{kernel}"))
+    return found
 
 
 # heads and tokens from which, without a gradient, keys are split over programs
